@@ -1,0 +1,90 @@
+"""What a trainer process runs on, and which determinism settings are in effect there.
+
+Requested is not effective: every value is read back from the library or the operating system, not from a
+configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import sys
+from importlib import metadata
+from typing import Any
+
+import torch
+
+VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "HCCL_DETERMINISTIC",
+    "LCCL_DETERMINISTIC",
+    "ATB_MATMUL_SHUFFLE_K_ENABLE",
+    "CLOSE_MATMUL_K_SHIFT",
+    "PYTHONHASHSEED",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)
+"""Environment variables that change results between runs."""
+
+_PACKAGES = ("torch", "torch-npu", "numpy", "transformers", "mindstudio-probe", "xxhash")
+
+
+def describe(requested: dict[str, Any]) -> dict[str, Any]:
+    """This process: versions, devices, determinism.
+
+    Args:
+        requested: The profile's ``determinism`` section, repeated beside what is in effect.
+    """
+    return {
+        "versions": versions(),
+        "platform": {
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "machine": platform.machine(),
+            "processors": os.cpu_count(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        },
+        "devices": devices(),
+        "determinism": {"requested": requested, "in_effect": in_effect()},
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Installed versions of what changes results; None where a package is absent."""
+    found: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def devices() -> dict[str, list[str]]:
+    """Accelerators that this process sees, by kind."""
+    found: dict[str, list[str]] = {"cuda": [], "npu": []}
+    if torch.cuda.is_available():
+        found["cuda"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    npu = getattr(torch, "npu", None)  # there once torch_npu is imported
+    if npu is not None and npu.is_available():
+        found["npu"] = [npu.get_device_name(index) for index in range(npu.device_count())]
+    return found
+
+
+def in_effect() -> dict[str, Any]:
+    """Determinism settings as the libraries report them now."""
+    return {
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "fill_uninitialized_memory": bool(getattr(torch.utils.deterministic, "fill_uninitialized_memory", False)),
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cuda_matmul_tf32": torch.backends.cuda.matmul.allow_tf32,
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "num_threads": torch.get_num_threads(),
+        "num_interop_threads": torch.get_num_interop_threads(),
+        "hash_randomization": bool(sys.flags.hash_randomization),
+        "seeds": {"torch": torch.initial_seed(), "python_state": hash(random.getstate()) & 0xFFFFFFFF},
+        "variables": {name: os.environ.get(name) for name in VARIABLES},
+    }

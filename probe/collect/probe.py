@@ -1,0 +1,272 @@
+"""``Probe``: what a trainer calls. Records key data, weights, layers and the environment; changes nothing."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from probe.collect import environment
+from probe.collect.values import Snapshot, leaves, raw_bytes, to_host
+from probe.errors import DumpError, UsageError
+from probe.store import layout
+from probe.store.digest import digest
+from probe.store.writer import DumpWriter, write_json
+from probe.types import ROLES_OF_STAGE, STAGES, RunSpec
+
+if TYPE_CHECKING:
+    from probe.collect.layers import LayerDumper
+
+
+class Probe:
+    """Records one trainer process.
+
+    Without a spec it is inert: every method returns at once.
+
+    Args:
+        spec: What to record, and where to; None records nothing.
+
+    Raises:
+        DumpError: The dump folder is not empty or cannot be made.
+
+    Example:
+        >>> probe = Probe.from_env()
+        >>> with probe.stage("actor_update", micro_step=0):
+        ...     probe.save({"loss": torch.tensor(0.5)})
+        >>> probe.step()
+    """
+
+    def __init__(self, spec: RunSpec | None = None) -> None:
+        self._spec = spec
+        self._models: dict[str, torch.nn.Module] = {}
+        self._stages: list[tuple[str, int, int]] = []
+        self._step = 0
+        self._writer: DumpWriter | None = None
+        self._layers: LayerDumper | None = None
+        self._environment_written = False
+        self._failed = False
+        if spec is not None:
+            self._open(spec)
+
+    @classmethod
+    def from_env(cls) -> Probe:
+        """The probe that a check asked for through ``FIRSTDIFF_SPEC``; inert where that is not set.
+
+        Raises:
+            UsageError: The spec cannot be read.
+            DumpError: The dump folder is not empty or cannot be made.
+        """
+        path = os.environ.get("FIRSTDIFF_SPEC")
+        if not path:
+            return cls()
+        try:
+            spec = RunSpec.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError) as error:
+            raise UsageError(f"FIRSTDIFF_SPEC={path}: not a readable spec ({error})") from error
+        return cls(spec)
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is recorded."""
+        return self._writer is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every step that the check needs is recorded: a trainer may stop. Never true when inert."""
+        return self._spec is not None and self._spec.last_step is not None and self._step > self._spec.last_step
+
+    def attach(self, **models: torch.nn.Module | None) -> None:
+        """Names the models, by role: ``actor``, ``reference``, ``critic``, ``rollout``. May be called again.
+
+        At the end of every step the digests of all their parameters and buffers are recorded as tag ``weights``.
+
+        Args:
+            models: The modules; None takes a role away.
+
+        Raises:
+            TypeError: A value is not a module.
+        """
+        for role, model in models.items():
+            if model is None:
+                self._models.pop(role, None)
+            elif isinstance(model, torch.nn.Module):
+                self._models[role] = model
+            else:
+                raise TypeError(f"attach({role}=…): expected a torch.nn.Module, not {type(model).__name__}")
+
+    @contextmanager
+    def stage(self, name: str, micro_step: int | None = None, rank: int | None = None) -> Iterator[None]:
+        """Marks a stage of the training step; may be entered many times in a step.
+
+        Args:
+            name: One of ``probe.types.STAGES``.
+            micro_step: What records inside it belong to, from 0.
+            rank: Rank, for trainers that simulate ranks in one process.
+
+        Raises:
+            ValueError: The stage is unknown.
+        """
+        if name not in STAGES:
+            raise ValueError(f"unknown stage {name!r}; the stages are {', '.join(STAGES)}")
+        if self._idle:
+            yield
+            return
+        place = (name, micro_step or 0, self._rank(rank))
+        self._stages.append(place)
+        with self._guard():
+            self._open_window(*place)
+        try:
+            yield
+        except BaseException:
+            if self._layers is not None:
+                self._layers.abandon()
+            raise
+        finally:
+            self._stages.pop()
+        with self._guard():
+            if self._layers is not None:
+                self._layers.close(name)
+
+    def save(
+        self,
+        data: dict[str, Any],
+        mask: torch.Tensor | None = None,
+        rank: int | None = None,
+        micro_step: int | None = None,
+    ) -> None:
+        """Records key data: the values as they are at this moment.
+
+        Args:
+            data: Tag to tensor, NumPy array, number, string, or nested dicts and lists of them, of any shape. A tag
+                saved again at the same step, rank and micro-step is kept again.
+            mask: Entries that count in the values of the same shape; non-zero means that the entry counts.
+            rank: Rank, for trainers that simulate ranks in one process.
+            micro_step: Micro-step, from 0; by default that of the open stage.
+
+        Raises:
+            RecordError: A tag is no folder name, or a value has no exact bytes (sparse, quantised, an object).
+            DumpError: Writing failed.
+        """
+        if self._idle or self._writer is None or self._spec is None or self._spec.key_data == "off":
+            return
+        stage, stage_micro_step, stage_rank = self._stages[-1] if self._stages else (None, 0, self._rank(None))
+        place = (
+            self._step,
+            stage_rank if rank is None else rank,
+            stage_micro_step if micro_step is None else micro_step,
+        )
+        with self._guard():
+            for tag, value in data.items():
+                layout.check_tag(tag)
+                for path, leaf in leaves(value):
+                    shot = Snapshot.take(leaf, mask)
+                    self._writer.add(
+                        tag, *place, path, stage, shot.values, shot.dtype, shot.shape, shot.digest, shot.masked
+                    )
+
+    def step(self) -> None:
+        """Ends a training step: records the attached models' weights and notes that the step is whole."""
+        if self._spec is None or self._writer is None:
+            return
+        if not self._idle:
+            with self._guard():
+                self._write_environment(self._spec)
+                if self._spec.key_data != "off":
+                    self._save_weights(self._writer)
+                self._writer.finish_step(self._step)
+        self._step += 1
+
+    def close(self) -> None:
+        """Ends the recording of a run that went well. Called at the interpreter's exit when a trainer does not."""
+        writer, self._writer = self._writer, None
+        if writer is None or self._spec is None:
+            return
+        atexit.unregister(self.close)
+        with self._guard():
+            self._write_environment(self._spec)
+        writer.close(complete=not self._failed)
+
+    # ---- inside ----
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing is to be recorded at this point."""
+        return self._writer is None or self._failed or self.finished
+
+    def _open(self, spec: RunSpec) -> None:
+        folder = Path(spec.dump_path).absolute()
+        layout.claim(folder)
+        self._folder = folder
+        with self._guard():
+            self._writer = DumpWriter(folder, spec.run, keep_values=spec.key_data == "full")
+            if spec.configurations and spec.configuration is not None:
+                write_json(folder / layout.CONFIGURATIONS, spec.configuration)
+            if spec.dump_stages:
+                from probe.collect.layers import LayerDumper
+
+                self._layers = LayerDumper(folder, spec)
+        atexit.register(self.close)
+        previous = sys.excepthook
+
+        def note_failure(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            self._failed = True
+            previous(kind, error, trace)
+
+        sys.excepthook = note_failure
+
+    def _rank(self, rank: int | None) -> int:
+        if rank is not None:
+            return rank
+        distributed = torch.distributed
+        return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+    def _open_window(self, stage: str, micro_step: int, rank: int) -> None:
+        if self._layers is None or not self._layers.wants(stage, self._step):
+            return
+        role = next((role for role in ROLES_OF_STAGE[stage] if role in self._models), None)
+        if role is None:
+            raise UsageError(
+                f"stage {stage} is to be dumped, but no model is attached as {' or '.join(ROLES_OF_STAGE[stage])};"
+                " call probe.attach first"
+            )
+        self._layers.open(stage, self._step, rank, micro_step, role, self._models[role])
+
+    def _save_weights(self, writer: DumpWriter) -> None:
+        entries = []
+        for role, model in self._models.items():
+            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                host = to_host(tensor)
+                kind, shape = str(host.dtype).removeprefix("torch."), tuple(host.shape)
+                entries.append((f"{role}.{name}", kind, shape, digest(kind, shape, raw_bytes(host))))
+        if entries:
+            writer.add_digests("weights", self._step, self._rank(None), entries)
+
+    def _write_environment(self, spec: RunSpec) -> None:
+        if not self._environment_written:
+            write_json(self._folder / layout.ENVIRONMENT, environment.describe(spec.determinism))
+            self._environment_written = True
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Turns an error of the probe into the trainer's end, or into the end of recording, as the spec says."""
+        try:
+            yield
+        except Exception as error:
+            self._failed = True
+            message = f"recording stopped at step {self._step}: {error}"
+            if self._writer is not None:
+                try:
+                    self._writer.note_error(message)
+                except OSError:
+                    sys.stderr.write(f"firstdiff: {message}; the manifest could not be updated\n")
+            if self._spec is None or self._spec.on_error == "raise":
+                if isinstance(error, OSError):
+                    raise DumpError(f"{self._folder}: {message}") from error
+                raise
+            sys.stderr.write(f"firstdiff: {message}; training goes on\n")

@@ -1,0 +1,19 @@
+"""Exact comparison of two dumps: key data by digest or bytes, layers by the bytes of every dumped tensor.
+
+Nothing is cropped, converted or skipped: what only one side has is a difference, what cannot be read is said. Works
+without torch, except for layer dumps, whose tensors only torch reads.
+"""
+
+from __future__ import annotations
+
+from probe.compare.keydata import Entry, KeyDataComparison, compare_key_data
+from probe.compare.layers import LayerComparison, LayerDifference, compare_layers
+
+__all__ = [
+    "Entry",
+    "KeyDataComparison",
+    "LayerComparison",
+    "LayerDifference",
+    "compare_key_data",
+    "compare_layers",
+]

@@ -1,0 +1,54 @@
+"""Configuration: profiles, MindSpeed-RL style trainer files, the ``msprobe_config`` section, and their JSON schema.
+
+The only package that imports pydantic and yaml.
+"""
+
+from __future__ import annotations
+
+from probe.config.loading import find_profile, load_profile, load_trainer_config, profile_schema, to_yaml
+from probe.config.msprobe import MsprobeConfig
+from probe.config.profile import (
+    Check,
+    CommandTrainer,
+    Determinism,
+    Fault,
+    IntegratedTrainer,
+    Layers,
+    Profile,
+    Record,
+    TrainerRunConfig,
+)
+from probe.config.training import (
+    ActorConfig,
+    GenerateConfig,
+    MegatronTraining,
+    ModelConfig,
+    RLConfig,
+    SamplingConfig,
+    TrainingConfig,
+)
+
+__all__ = [
+    "ActorConfig",
+    "Check",
+    "CommandTrainer",
+    "Determinism",
+    "Fault",
+    "GenerateConfig",
+    "IntegratedTrainer",
+    "Layers",
+    "MegatronTraining",
+    "ModelConfig",
+    "MsprobeConfig",
+    "Profile",
+    "RLConfig",
+    "Record",
+    "SamplingConfig",
+    "TrainerRunConfig",
+    "TrainingConfig",
+    "find_profile",
+    "load_profile",
+    "load_trainer_config",
+    "profile_schema",
+    "to_yaml",
+]

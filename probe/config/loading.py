@@ -1,0 +1,213 @@
+"""Reading YAML into configuration models, with errors that name the file and the key; writing it; the JSON schema."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from probe.config.base import StrictModel, first_problem
+from probe.config.profile import Profile, TrainerRunConfig
+from probe.config.training import TrainingConfig
+from probe.errors import ConfigError, UsageError
+
+Model = TypeVar("Model", bound=StrictModel)
+
+SHIPPED_PROFILES = Path(__file__).resolve().parent.parent.parent / "profiles"
+"""The profiles that come with the package: the folder beside the package ``probe``, installed or not."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, but ``1e-6`` is a number and a key may not stand twice."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def _mapping_with_distinct_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_with_distinct_keys)
+
+
+def find_profile(name: str) -> Path:
+    """The file of a profile: a path, or a name in ``./profiles`` or among those that ship with the package.
+
+    Raises:
+        UsageError: There is none; the message lists the names that exist.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        if path.is_file():
+            return path.resolve()
+        raise UsageError(f"{name}: no such profile file")
+    folders = [Path.cwd() / "profiles", SHIPPED_PROFILES]
+    for folder in folders:
+        candidate = folder / f"{name}.yaml"
+        if candidate.is_file():
+            return candidate.resolve()
+    known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    raise UsageError(f"{name}: no such profile; there are {', '.join(known) or 'none'}, or give the path of a file")
+
+
+def load_profile(name: str, overrides: list[str] | None = None) -> Profile:
+    """Reads a profile, applies ``--set`` overrides, and resolves every path in it.
+
+    Args:
+        name: A path, or the name of a profile.
+        overrides: ``dotted.key=value`` entries; the value is read as YAML.
+
+    Raises:
+        UsageError: There is no such profile.
+        ConfigError: A key is unknown, a value has the wrong type, or the file is not YAML.
+    """
+    path = find_profile(name)
+    raw = _read_mapping(path)
+    base = path.parent
+    trainer = raw.get("trainer")
+    if isinstance(trainer, dict) and isinstance(trainer.get("config"), str):
+        file = base / trainer["config"]
+        trainer["config"] = _resolve_paths(_read_mapping(file, "trainer.config"), file.parent)
+    for override in overrides or []:
+        _apply(raw, override)
+    if isinstance(trainer, dict):
+        if isinstance(trainer.get("config"), dict):
+            _resolve_paths(trainer["config"], base)
+        if trainer.get("kind") == "command":
+            trainer["cwd"] = str((base / str(trainer.get("cwd", "."))).resolve())
+    profile = _follow_steps(_validate(Profile, raw, str(path)))
+    if profile.trainer.kind == "integrated":
+        _require_files(profile.trainer.config, str(path), "trainer.config.")
+    elif not Path(profile.trainer.cwd).is_dir():
+        raise ConfigError(str(path), "trainer.cwd", f"no such folder: {profile.trainer.cwd}")
+    return profile
+
+
+def load_trainer_config(file: Path) -> TrainerRunConfig:
+    """Reads a trainer file, as ``python -m probe.trainer --config`` takes it.
+
+    Raises:
+        ConfigError: As for ``load_profile``.
+    """
+    raw = _resolve_paths(_read_mapping(file), file.resolve().parent)
+    config = _validate(TrainerRunConfig, raw, str(file))
+    _require_files(config, str(file), "")
+    return config
+
+
+def to_yaml(model: StrictModel) -> str:
+    """A configuration as YAML that reads back as the same model."""
+    return yaml.safe_dump(model.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def profile_schema() -> dict[str, Any]:
+    """The JSON schema of profiles, for editors: ``profiles/*.yaml`` name it in their first line."""
+    schema = Profile.model_json_schema()
+    config = schema["$defs"]["IntegratedTrainer"]["properties"]["config"]
+    reference = config.pop("$ref")
+    config["anyOf"] = [{"$ref": reference}, {"type": "string"}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _read_mapping(path: Path, key: str = "") -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(str(path), key, "no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), key, f"cannot be read ({error})") from error
+    try:
+        raw = yaml.load(text, Loader=_Loader)  # noqa: S506  (_Loader is a SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}" if mark else ""
+        raise ConfigError(str(path), where, f"not valid YAML ({error.problem})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(str(path), "", f"not valid YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(str(path), key, f"must be a mapping of sections, not {type(raw).__name__}")
+    return raw
+
+
+def _resolve_paths(config: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Makes the paths of a trainer file absolute, in place: they are relative to the file that names them."""
+    for section, key in (("model", "path"), ("megatron_training", "data_path")):
+        values = config.get(section)
+        if isinstance(values, dict) and isinstance(values.get(key), str):
+            values[key] = str((base / values[key]).resolve())
+    return config
+
+
+def _require_files(config: TrainingConfig, source: str, prefix: str) -> None:
+    model, data = config.model.path, config.megatron_training.data_path
+    if model is not None and not Path(model).is_dir():
+        raise ConfigError(source, f"{prefix}model.path", f"no such folder: {model}")
+    if data is not None and not Path(data).is_file():
+        raise ConfigError(source, f"{prefix}megatron_training.data_path", f"no such file: {data}")
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError("--set", override, "must be dotted.key=value")
+    *parents, last = key.strip().split(".")
+    target: Any = raw
+    for part in parents:
+        target = _step_into(target, part, key)
+    try:
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506  (_Loader is a SafeLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError("--set", key, f"{text!r} is not a YAML value") from error
+    if isinstance(target, list):
+        target[_index(target, last, key)] = value
+    elif isinstance(target, dict):
+        target[last] = value
+    else:
+        raise ConfigError("--set", key, f"{'.'.join(parents)} is a single value, it has no keys")
+
+
+def _step_into(target: Any, part: str, key: str) -> Any:
+    if isinstance(target, list):
+        return target[_index(target, part, key)]
+    if isinstance(target, dict):
+        if target.get(part) is None:
+            target[part] = {}
+        return target[part]
+    raise ConfigError("--set", key, f"there are no keys below a single value (at {part!r})")
+
+
+def _index(target: list[Any], part: str, key: str) -> int:
+    if not part.isdigit() or int(part) >= len(target):
+        raise ConfigError("--set", key, f"{part!r} is not an index of a list of {len(target)}")
+    return int(part)
+
+
+def _validate(model: type[Model], raw: dict[str, Any], source: str) -> Model:
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise first_problem(error, source, model) from error
+
+
+def _follow_steps(profile: Profile) -> Profile:
+    """``check.steps`` is the length of an integrated run: one place holds it, and the trainer trains no further."""
+    trainer = profile.trainer
+    if trainer.kind != "integrated" or profile.check.steps is None:
+        return profile
+    training = trainer.config.megatron_training.model_copy(update={"train_iters": profile.check.steps})
+    config = trainer.config.model_copy(update={"megatron_training": training})
+    return profile.model_copy(update={"trainer": trainer.model_copy(update={"config": config})})

@@ -1,0 +1,172 @@
+"""A profile: one experiment that Firstdiff can check, as ``profiles/*.yaml`` holds it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from probe.config.base import StrictModel
+from probe.config.training import TrainingConfig
+
+StageName = Literal[
+    "actor_generate_sequences",
+    "actor_compute_log_prob",
+    "reference_compute_log_prob",
+    "critic_compute_values",
+    "actor_update",
+    "critic_update",
+]
+
+
+class Launch(StrictModel):
+    """How a trainer is run."""
+
+    time_limit: float | None = Field(default=None, gt=0)
+    """Longest time for one run, in seconds; null sets no limit."""
+    stall_seconds: float | None = Field(default=None, gt=0)
+    """Longest time without a new record or a line of output, in seconds; null sets no limit."""
+
+
+class IntegratedTrainer(Launch):
+    """The GRPO trainer that ships with Firstdiff."""
+
+    kind: Literal["integrated"]
+    """Which trainer."""
+    config: TrainingConfig = Field(default_factory=TrainingConfig)
+    """A MindSpeed-RL style configuration, here or as the path of a file relative to the profile."""
+
+
+class CommandTrainer(Launch):
+    """Any script that uses ``probe.Probe``."""
+
+    kind: Literal["command"]
+    """Which trainer."""
+    command: list[str] = Field(min_length=1)
+    """Program and arguments, never a shell string; a first element ``python`` is the interpreter that runs
+    Firstdiff."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables for the trainer, beside those that it inherits."""
+    cwd: str = "."
+    """Working folder, relative to the profile's folder."""
+
+
+class Check(StrictModel):
+    """What is compared."""
+
+    steps: int | None = Field(default=None, ge=1)
+    """Training steps that are recorded and compared; null takes all that the trainer runs."""
+
+
+class Layers(StrictModel):
+    """How the layers of the culprit stage are dumped."""
+
+    task: Literal["tensor"] = "tensor"
+    """msprobe's task. Only whole tensors are compared bit for bit."""
+    level: Literal["L0"] = "L0"
+    """msprobe's level: L0 dumps modules."""
+
+
+class Record(StrictModel):
+    """What is recorded."""
+
+    key_data: Literal["full", "digests", "off"] = "full"
+    """``full`` keeps values, ``digests`` only their digests and statistics (the verdict is the same), ``off``
+    nothing."""
+    layers: Layers = Field(default_factory=Layers)
+    """How the layers of the culprit stage are dumped."""
+    on_error: Literal["raise", "continue"] = "raise"
+    """What an error inside the probe does: end the trainer, or train on without recording (then the check is
+    inconclusive)."""
+
+
+class Determinism(StrictModel):
+    """What the trainer is asked for. What is in effect is in each run's ``environment.json``."""
+
+    deterministic_algorithms: bool = True
+    """``torch.use_deterministic_algorithms(True)``: an operation without a deterministic form is an error, not a
+    warning."""
+    cublas_workspace_config: str | None = ":4096:8"
+    """CUBLAS_WORKSPACE_CONFIG; null leaves it alone."""
+    hccl_deterministic: str | None = "true"
+    """HCCL_DETERMINISTIC: order of reductions between NPUs."""
+    lccl_deterministic: str | None = "1"
+    """LCCL_DETERMINISTIC: the same for LCCL."""
+    atb_matmul_shuffle_k_enable: str | None = "0"
+    """ATB_MATMUL_SHUFFLE_K_ENABLE: order of the K axis in ATB's matrix products."""
+    close_matmul_k_shift: str | None = "1"
+    """CLOSE_MATMUL_K_SHIFT: the same for CANN's."""
+    python_hash_seed: int | None = Field(default=0, ge=0)
+    """PYTHONHASHSEED: order of sets of strings; null leaves it random."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """Threads of one CPU operation (OMP_NUM_THREADS, MKL_NUM_THREADS); null leaves the machine's default."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables to set before the trainer's interpreter starts."""
+        values = {
+            "CUBLAS_WORKSPACE_CONFIG": self.cublas_workspace_config,
+            "HCCL_DETERMINISTIC": self.hccl_deterministic,
+            "LCCL_DETERMINISTIC": self.lccl_deterministic,
+            "ATB_MATMUL_SHUFFLE_K_ENABLE": self.atb_matmul_shuffle_k_enable,
+            "CLOSE_MATMUL_K_SHIFT": self.close_matmul_k_shift,
+            "PYTHONHASHSEED": self.python_hash_seed,
+            "OMP_NUM_THREADS": self.num_threads,
+            "MKL_NUM_THREADS": self.num_threads,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+class Fault(StrictModel):
+    """A planted fault: a module of the integrated trainer that no longer computes the same twice."""
+
+    kind: Literal["sum_order"] = "sum_order"
+    """``sum_order`` adds partial results in an order drawn from the operating system's entropy, as a split-K matrix
+    product with atomics does."""
+    role: Literal["actor", "reference"]
+    """The model that holds the module."""
+    module: str
+    """Dotted name of the module in that model, such as ``model.layers.1.mlp.down_proj``."""
+    step: int | None = Field(default=None, ge=0)
+    """The only step at which it acts; null acts at every step."""
+    stage: StageName | None = None
+    """The only stage in which it acts; null acts in all."""
+
+
+class TrainerRunConfig(TrainingConfig):
+    """What ``python -m probe.trainer --config`` reads: a trainer file, and what a check adds to it."""
+
+    determinism: Determinism = Field(default_factory=Determinism)
+    """What this run is asked for."""
+    faults: list[Fault] = Field(default_factory=list)
+    """Faults to plant."""
+
+
+class Profile(StrictModel):
+    """One experiment."""
+
+    trainer: Annotated[IntegratedTrainer | CommandTrainer, Field(discriminator="kind")]
+    """What is run."""
+    check: Check = Field(default_factory=Check)
+    """What is compared."""
+    record: Record = Field(default_factory=Record)
+    """What is recorded."""
+    determinism: Determinism = Field(default_factory=Determinism)
+    """What the trainer is asked for."""
+    faults: list[Fault] = Field(default_factory=list)
+    """Planted faults, for the integrated trainer."""
+
+    @model_validator(mode="after")
+    def _a_check_sets_what_it_records(self) -> Profile:
+        if isinstance(self.trainer, CommandTrainer):
+            if self.faults:
+                raise ValueError("faults: only the integrated trainer can plant them; remove this section")
+            return self
+        config = self.trainer.config
+        section = config.msprobe_config
+        if "msprobe" in section.model_fields_set and not section.msprobe:
+            raise ValueError("trainer.config.msprobe_config.msprobe is false: a check records; remove the key")
+        if "dump_path" in section.model_fields_set:
+            raise ValueError("trainer.config.msprobe_config.dump_path: a check has its own folders; remove the key")
+        config.require_integrated()
+        return self

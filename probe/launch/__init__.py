@@ -1,0 +1,9 @@
+"""Starting trainers as processes, watching them, and ending all that they started. Never imports a trainer."""
+
+from __future__ import annotations
+
+from probe.launch.launcher import CommandLauncher, IntegratedLauncher, Launcher, launcher_for
+from probe.launch.plan import run_spec
+from probe.launch.process import run_process
+
+__all__ = ["CommandLauncher", "IntegratedLauncher", "Launcher", "launcher_for", "run_process", "run_spec"]

@@ -1,0 +1,244 @@
+"""Reading msprobe's layer dumps as events in execution order.
+
+``dump.json`` lists what was dumped in the order in which modules left, ``construct.json`` the modules in the order in
+which they were entered; together they give the order of both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from probe.errors import DumpError
+from probe.store import layout
+from probe.store.digest import digest
+from probe.types import ROLES_OF_STAGE, STAGES
+
+EventKind = Literal["weights", "forward_input", "forward_output", "grad_output", "grad_input", "param_grad"]
+
+_NAME = re.compile(r"Module\.(?P<name>.+)\.(?P<type>[^.]+)\.(?P<way>forward|backward|parameters_grad)\.(?P<call>\d+)")
+_STATISTICS = frozenset({"Max", "Min", "Mean", "Norm", "data_name", "md5", "requires_grad"})
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One stretch of a stage in which layers were dumped.
+
+    Example:
+        >>> Window(Path("."), "actor_update", 2, 0, 0, "actor", 3, True).key
+        ('actor_update', 2, 0, 0)
+    """
+
+    folder: Path
+    stage: str
+    step: int
+    rank: int
+    micro_step: int
+    """Where it lies: 0 is msprobe's own folder, m the folder ``micro_step{m}`` in it."""
+    role: str
+    """The model that was dumped."""
+    order: int
+    """When it was opened, among the run's windows."""
+    complete: bool
+    """Whether it was closed; of a window that another tool wrote, whether it holds anything."""
+
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        """What makes two windows the same in two runs."""
+        return (self.stage, self.step, self.rank, self.micro_step)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEvent:
+    """One observation in a window: a module entered or left, a gradient arrived or passed on.
+
+    Example:
+        >>> LayerEvent("forward_output", "model.norm", 0, None, ()).key
+        ('forward_output', 'model.norm', 0)
+    """
+
+    kind: EventKind
+    name: str
+    """Dotted module name in its model; with the parameter's name for ``weights`` and ``param_grad``."""
+    call: int
+    """Which call of that module in the window, from 0."""
+    parent: str | None
+    """The module that called it; None for the model itself."""
+    items: tuple[tuple[str, Any], ...]
+    """Path and description of every value, tensors with their file."""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What makes two events the same in two runs."""
+        return (self.kind, self.name, self.call)
+
+
+def find_windows(dump: Path) -> list[Window]:
+    """All layer windows of a dump folder, in the order in which they were opened."""
+    windows = []
+    for number, stage in enumerate(STAGES):
+        for file in sorted((dump / stage).glob("step*/rank*/**/dump.json")):
+            window = _window(file, dump, stage, number)
+            if window is not None:
+                windows.append(window)
+    return sorted(windows, key=lambda window: (window.step, window.order, window.rank, window.micro_step))
+
+
+def _window(file: Path, dump: Path, stage: str, number: int) -> Window | None:
+    match = re.fullmatch(r"step(\d+)/rank(\d+)(?:/micro_step(\d+))?", file.parent.relative_to(dump / stage).as_posix())
+    if match is None:
+        return None
+    step, rank, micro_step = (int(part or 0) for part in match.groups())
+    marker = file.parent / layout.WINDOW
+    role, order, complete = ROLES_OF_STAGE[stage][-1], number, True
+    if marker.is_file():
+        note = _read_json(marker)
+        role, order = str(note.get("role", role)), int(note.get("order", order))
+    elif (dump / layout.MANIFEST).is_file():
+        complete = False  # our own recording marks every window that closed
+    return Window(file.parent, stage, step, rank, micro_step, role, order, complete)
+
+
+def read_events(window: Window) -> list[LayerEvent]:
+    """A window's events in execution order; its parameters first, as they were when the modules first ran.
+
+    Raises:
+        DumpError: The window is damaged, or does not hold whole tensors.
+    """
+    dump = _read_json(window.folder / "dump.json")
+    construct = _read_json(window.folder / "construct.json")
+    if dump.get("task") != "tensor":
+        raise DumpError(f"{window.folder}: dumped with task {dump.get('task')!r}; only 'tensor' holds exact values")
+    data = dump.get("data")
+    if not isinstance(data, dict) or not data:
+        raise DumpError(f"{window.folder}: dump.json is empty")
+    events: list[LayerEvent] = []
+    entered: set[str] = set()
+    to_enter = iter(construct)
+    for full_name, content in data.items():
+        match = _NAME.fullmatch(full_name)
+        if match is None:
+            raise DumpError(f"{window.folder}: {full_name!r} in dump.json is not a module")
+        if match["way"] == "parameters_grad":
+            events += _parameter_events("param_grad", match, None, content)
+            continue
+        while full_name not in entered and (node := next(to_enter, None)) is not None:
+            entered.add(node)
+            events += _enter(node, construct, data)
+        if full_name not in entered:
+            raise DumpError(f"{window.folder}: {full_name!r} is in dump.json, not in construct.json")
+        events.append(_leave(match, _parent(construct, full_name), content))
+    weights = [
+        event
+        for full_name, content in data.items()
+        if (match := _NAME.fullmatch(full_name)) and match["way"] == "forward" and match["call"] == "0"
+        for event in _parameter_events("weights", match, None, content.get("parameters", {}))
+    ]
+    return weights + events
+
+
+def _enter(full_name: str, construct: dict[str, Any], data: dict[str, Any]) -> Iterator[LayerEvent]:
+    match, content = _NAME.fullmatch(full_name), data.get(full_name)
+    if match is None or content is None:
+        return
+    parent, call = _parent(construct, full_name), int(match["call"])
+    if match["way"] == "forward":
+        arguments = {"args": content.get("input_args"), "kwargs": content.get("input_kwargs")}
+        yield LayerEvent("forward_input", match["name"], call, parent, tuple(_leaves(arguments)))
+    else:
+        yield LayerEvent("grad_output", match["name"], call, parent, tuple(_leaves(content.get("input"))))
+
+
+def _leave(match: re.Match[str], parent: str | None, content: dict[str, Any]) -> LayerEvent:
+    kind: EventKind = "forward_output" if match["way"] == "forward" else "grad_input"
+    return LayerEvent(kind, match["name"], int(match["call"]), parent, tuple(_leaves(content.get("output"))))
+
+
+def _parameter_events(
+    kind: EventKind, match: re.Match[str], parent: str | None, content: dict[str, Any]
+) -> Iterator[LayerEvent]:
+    for name, value in content.items():
+        yield LayerEvent(kind, f"{match['name']}.{name}", int(match["call"]), parent, tuple(_leaves(value)))
+
+
+def _parent(construct: dict[str, Any], full_name: str) -> str | None:
+    parent = construct.get(full_name)
+    if isinstance(parent, list):  # Megatron adds the micro-step
+        parent = parent[0]
+    match = _NAME.fullmatch(parent) if isinstance(parent, str) else None
+    return match["name"] if match else None
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and "type" not in value:
+        for key, child in value.items():
+            yield from _leaves(child, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from _leaves(child, f"{path}.{index}" if path else str(index))
+    else:
+        yield path, value
+
+
+def content_of(window: Window, event: LayerEvent) -> tuple[tuple[str, str], ...]:
+    """Every value of an event as comparable text: a tensor's digest, anything else as JSON without statistics.
+
+    Raises:
+        DumpError: A tensor cannot be read, or torch is not installed.
+    """
+    return tuple((path, _content(window, value)) for path, value in event.items)
+
+
+def _content(window: Window, value: Any) -> str:
+    if isinstance(value, dict) and value.get("data_name"):
+        tensor = load_tensor(window, str(value["data_name"]))
+        name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        return f"{name}{list(shape)} {digest(name, shape, _bytes_of(tensor))}"
+    if isinstance(value, dict):
+        if value.get("type") == "torch.Tensor" and value.get("shape") and 0 not in value["shape"]:
+            raise DumpError(f"{window.folder}: a tensor of {value['shape']} was not stored")
+        value = {key: child for key, child in value.items() if key not in _STATISTICS}
+    return json.dumps(value, sort_keys=True)
+
+
+def load_tensor(window: Window, file_name: str) -> Any:
+    """A dumped tensor, on the host.
+
+    Raises:
+        DumpError: The file is missing, damaged, or holds something else.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise DumpError(f"{window.folder}: reading layer dumps needs torch; pip install torch") from error
+    path = window.folder / "dump_tensor_data" / file_name
+    if path.parent.resolve() != (window.folder / "dump_tensor_data").resolve():
+        raise DumpError(f"{path}: lies outside the dump folder")
+    try:
+        tensor = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001  (torch.load raises anything on a damaged file)
+        raise DumpError(f"{path}: not a readable tensor ({' '.join(str(error).split())[:200]})") from error
+    if not isinstance(tensor, torch.Tensor):
+        raise DumpError(f"{path}: holds a {type(tensor).__name__}, not a tensor")
+    return tensor.detach()
+
+
+def _bytes_of(tensor: Any) -> bytes | memoryview:
+    import torch
+
+    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data.cast("B") if flat.numel() else b""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DumpError(f"{path}: damaged or missing ({error})") from error
+    if not isinstance(value, dict):
+        raise DumpError(f"{path}: damaged (not an object)")
+    return value

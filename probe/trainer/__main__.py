@@ -1,0 +1,67 @@
+"""``python -m probe.trainer --config FILE``: trains, and records what the file or the check asks for."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from probe.config import TrainerRunConfig, load_trainer_config
+from probe.errors import FirstdiffError
+from probe.types import RunSpec
+
+
+def main() -> int:
+    """Reads the configuration, sets the environment up, trains. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m probe.trainer", description=__doc__)
+    parser.add_argument("--config", required=True, type=Path, help="MindSpeed-RL style YAML file")
+    arguments = parser.parse_args()
+    try:
+        config = load_trainer_config(arguments.config)
+        restart_with(config.determinism.environment)
+        logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
+        from probe import Probe
+        from probe.trainer.loop import GRPOTrainer
+
+        probe = Probe.from_env()
+        if not probe.active:
+            probe = Probe(spec_of(config))
+        GRPOTrainer(config, probe).train()
+        probe.close()
+    except FirstdiffError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+def restart_with(variables: dict[str, str]) -> None:
+    """Starts this program again where variables differ that only a new interpreter obeys (PYTHONHASHSEED)."""
+    if any(os.environ.get(name) != value for name, value in variables.items()):
+        program = [sys.executable, "-m", "probe.trainer", *sys.argv[1:]]
+        os.execve(sys.executable, program, {**os.environ, **variables})  # noqa: S606  (this very program)
+
+
+def spec_of(config: TrainerRunConfig) -> RunSpec | None:
+    """What a trainer that was started alone records: what its ``msprobe_config`` says."""
+    section = config.msprobe_config
+    if not section.msprobe:
+        return None
+    return RunSpec(
+        run="alone",
+        dump_path=section.dump_path,
+        key_data="full" if section.key_data_dump else "off",
+        configurations=section.configurations_dump,
+        dump_stages=section.dump_stages,
+        step_start=section.step_start,
+        step_end=section.step_end,
+        token_range=(section.token_range_start, section.token_range_end),
+        task="statistics",
+        determinism=config.determinism.model_dump(),
+        configuration=config.model_dump(mode="json"),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
