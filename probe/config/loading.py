@@ -109,9 +109,14 @@ def load_trainer_config(file: Path) -> TrainerRunConfig:
     return config
 
 
-def to_yaml(model: StrictModel) -> str:
-    """A configuration as YAML that reads back as the same model."""
-    return yaml.safe_dump(model.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+def to_yaml(model: StrictModel, exclude: dict[str, Any] | None = None) -> str:
+    """A configuration as YAML that reads back as the same model.
+
+    Args:
+        model: The configuration.
+        exclude: Keys to leave out, as pydantic's ``model_dump`` takes them.
+    """
+    return yaml.safe_dump(model.model_dump(mode="json", exclude=exclude), sort_keys=False, allow_unicode=True)
 
 
 def profile_schema() -> dict[str, Any]:

@@ -13,7 +13,6 @@ from pydantic import Field, model_validator
 from probe.config.base import StrictModel
 from probe.config.msprobe import MsprobeConfig
 
-
 Verifier = Literal["acc", "format"]
 DEFAULT_VERIFIERS: tuple[Verifier, ...] = ("acc", "format")
 

@@ -1,5 +1,6 @@
-"""Prompts: arithmetic questions made from the seed, or the lines of a JSONL file. A step's batch depends on the seed
-and the step alone, so that a run can go on from any step.
+"""Prompts: arithmetic questions made from the seed, or the lines of a JSONL file.
+
+A step's batch depends on the seed and the step alone, so that a run can go on from any step.
 """
 
 from __future__ import annotations

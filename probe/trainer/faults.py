@@ -81,12 +81,17 @@ def _split_k_linear(linear: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tens
 
 
 def _resum(output: Any) -> Any:
-    """The first floating tensor of an output, replaced by the sum of weighted parts of itself in an entropic order."""
+    """The first floating tensor of an output, replaced by the sum of weighted parts of itself in an entropic order.
+
+    Under autocast the sum is taken in autocast's precision, as the operations around it are.
+    """
     if isinstance(output, tuple):
         return (_resum(output[0]), *output[1:])
-    weights = [2 * (index + 1) / (PARTS * (PARTS + 1)) for index in range(PARTS)]
+    kind = output.device.type
+    precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else output.dtype
+    parts = [(output * (2 * (index + 1) / (PARTS * (PARTS + 1)))).to(precision) for index in range(PARTS)]
     order = _shuffled(PARTS)
-    total = output * weights[order[0]]
+    total = parts[order[0]]
     for index in order[1:]:
-        total = total + output * weights[index]
-    return total
+        total = total + parts[index]
+    return total.to(output.dtype)

@@ -1,0 +1,146 @@
+"""The determinism check: six steps from two training runs to the first differing module.
+
+::
+
+    1 collect key data a, b ► 2 compare ► 3 locate ► 4 collect layers c, d ► 5 compare layers ► 6 name the cause
+
+Source of the workflow: MindSpeed-RL, ``docs/features/msprobe.md``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from prefect import flow
+from prefect.utilities.annotations import quote
+
+from probe.config import Profile, find_profile, load_profile, to_yaml
+from probe.errors import InconclusiveError, TrainerError, UsageError
+from probe.locate import Conclusion, target_of
+from probe.report import CheckResult
+from probe.store.reader import Dump, read_dump
+from probe.types import EXIT_CODES
+from tasks.collect import collect_key_data, collect_layers
+from tasks.compare import compare_key_data, compare_layers, make_key_data_tables, make_layer_tables
+from tasks.locate import locate_first_divergence, name_first_difference
+from tasks.report import write_results
+
+Value = TypeVar("Value")
+
+
+def check_folder(profile: str, out: str | None) -> Path:
+    """The check's own folder, made and empty.
+
+    Args:
+        profile: Name or path of the profile.
+        out: The folder asked for; None makes a new one in ``checks``.
+
+    Raises:
+        UsageError: It holds files already, or cannot be made.
+    """
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    default = Path("checks", f"{find_profile(profile).stem}-{now}-{secrets.token_hex(2)}")
+    folder = (Path(out) if out else default).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=bool(out))
+        occupied = any(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{folder}: the check's folder cannot be made ({error.strerror})") from error
+    if occupied:
+        raise UsageError(f"{folder}: the check's folder is not empty; name another with --out")
+    return folder
+
+
+@flow(name="determinism-check", validate_parameters=False, persist_result=False, log_prints=False)
+def determinism_check(profile: str, overrides: list[str] | None = None, out: str | None = None) -> dict[str, Any]:
+    """Trains twice, compares, and where the runs differ trains twice more to name the first differing module.
+
+    Args:
+        profile: Name or path of the profile.
+        overrides: ``dotted.key=value`` entries over the profile.
+        out: The check's folder; None makes a new one in ``checks``.
+
+    Returns:
+        The content of ``verdict.json``, and the check's folder as ``folder``.
+
+    Raises:
+        UsageError: The profile or the folder is wrong.
+    """
+    start = time.monotonic()
+    resolved = load_profile(profile, overrides)
+    folder = check_folder(profile, out)
+    (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
+    result = CheckResult("inconclusive")
+    try:
+        _check(resolved, folder, result)
+    except InconclusiveError as error:
+        result.verdict = "inconclusive"
+        result.error = str(error)
+        result.log_tail = error.log_tail if isinstance(error, TrainerError) else ""
+    result.seconds = time.monotonic() - start
+    document = write_results(_whole(result), folder)
+    return {**document, "folder": str(folder)}
+
+
+def profile_yaml(profile: Profile) -> str:
+    """The resolved profile as YAML that ``firstdiff check`` takes again: without what a check sets itself."""
+    if profile.trainer.kind != "integrated":
+        return to_yaml(profile)
+    own = {"msprobe": True, "dump_path": True}
+    return to_yaml(profile, exclude={"trainer": {"config": {"msprobe_config": own}}})
+
+
+def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
+    """Steps 1 to 6; fills in the result as it goes, so that a failure keeps what was found."""
+    for run in ("a", "b"):
+        result.runs[run] = collect_key_data(profile, folder, run)
+    a, b = read_dump(result.runs["a"]), read_dump(result.runs["b"])
+    result.trainer_steps = _steps(a) + _steps(b)
+    result.recipe_steps = 2 * max(_steps(a), _steps(b))
+    last_step = None if profile.check.steps is None else profile.check.steps - 1
+    comparison = compare_key_data(_whole(a), _whole(b), last_step)
+    result.key_data = comparison
+    result.verdict = comparison.verdict
+    result.tables.append(make_key_data_tables(a.folder, b.folder, folder / "keydata"))
+    first = locate_first_divergence(_whole(comparison))
+    result.first_key_data = first
+    second = None
+    target = None if first is None else target_of(first, a, b)
+    if target is not None:
+        result.recipe_steps *= 2
+        try:
+            for run in ("c", "d"):
+                result.runs[run] = collect_layers(profile, folder, run, target)
+            second = compare_layers(result.runs["c"], result.runs["d"])
+        except InconclusiveError as error:
+            result.notes.append(f"no layers were compared: {error}")
+            result.log_tail = error.log_tail if isinstance(error, TrainerError) else ""
+    if second is not None:
+        result.layers = second.layers
+        result.trainer_steps += _steps(second.c) + _steps(read_dump(result.runs["d"]))
+        result.tables.append(make_layer_tables(result.runs["c"], result.runs["d"], folder / "layers"))
+    _answer(result, name_first_difference(first, _whole(comparison), _whole(a), _whole(b), _whole(second)))
+
+
+def _whole(value: Value) -> Value:
+    """Hands a task a value as it is: Prefect would otherwise walk through every record to look for futures."""
+    return cast("Value", quote(value))
+
+
+def _answer(result: CheckResult, conclusion: Conclusion) -> None:
+    result.first, result.cause = conclusion.first, conclusion.cause
+    result.reproduced, result.sides_with = conclusion.reproduced, conclusion.sides_with
+    result.notes += conclusion.notes
+
+
+def _steps(dump: Dump) -> int:
+    return dump.steps_finished or 0
+
+
+def exit_code(document: dict[str, Any]) -> int:
+    """The exit status of a verdict."""
+    return EXIT_CODES[document["verdict"]]

@@ -1,0 +1,71 @@
+"""``firstdiff compare``: two dump folders that exist already."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from probe.compare import LayerComparison, compare_key_data, compare_layers
+from probe.locate import SecondPair, conclude, first_key_data
+from probe.locate.cause import cause_of_layers
+from probe.report import CheckResult, key_data_tables, layer_tables, verdict_document, write_report, write_verdict
+from probe.store import layout
+from probe.store.layers import find_windows
+from probe.store.reader import read_dump
+from probe.types import Verdict
+
+
+def compare_dumps(a: Path, b: Path, out: Path | None) -> dict[str, Any]:
+    """Compares what two dump folders hold.
+
+    Args:
+        a: A dump folder.
+        b: The other.
+        out: Receives verdict, report and tables; must be empty or absent. None writes nothing.
+
+    Returns:
+        The content of ``verdict.json``; its paths are absolute.
+
+    Raises:
+        DumpError: A folder does not exist or cannot be read, or ``out`` is not empty.
+    """
+    start = time.monotonic()
+    if out is not None:
+        layout.claim(out)
+    dump_a, dump_b = read_dump(a), read_dump(b)
+    key_data = compare_key_data(dump_a, dump_b)
+    layers = compare_layers(a, b)
+    has_layers = layers.compared > 0 or bool(find_windows(a)) or bool(find_windows(b))
+    if has_layers and not dump_a.records and not dump_b.records:
+        key_data.problems.clear()  # layers alone are enough to compare
+    first = first_key_data(key_data)
+    result = CheckResult(
+        _verdict(key_data.verdict, key_data.compared, layers),
+        key_data=key_data,
+        first_key_data=first,
+        layers=layers if has_layers else None,
+        runs={"a": a, "b": b},
+    )
+    second = SecondPair(key_data, layers, dump_a) if has_layers else None
+    answer = conclude(first, key_data, dump_a, dump_b, second)
+    result.first, result.cause = answer.first, answer.cause
+    if first is None and (located := cause_of_layers(None, layers)) is not None:
+        result.first, result.cause = located
+    if out is None:
+        result.seconds = time.monotonic() - start
+        return verdict_document(result, None)
+    result.tables = [key_data_tables(a, b, out / "keydata"), layer_tables(a, b, out / "layers")]
+    result.seconds = time.monotonic() - start
+    document = verdict_document(result, None)
+    write_verdict(document, out)
+    write_report(result, document, out)
+    return document
+
+
+def _verdict(key_data: Verdict, records: int, layers: LayerComparison) -> Verdict:
+    if key_data == "divergent" or layers.differences:
+        return "divergent"
+    if layers.problems or (key_data == "inconclusive" and (records or not layers.compared)):
+        return "inconclusive"
+    return "identical"

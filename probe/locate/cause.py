@@ -1,0 +1,165 @@
+"""What a first difference means: the kind of the first differing event is the cause."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from probe.compare import KeyDataComparison, LayerComparison, LayerDifference
+from probe.locate.data import is_permutation, swapped_ranks
+from probe.locate.first import FirstKeyData
+from probe.store.reader import Dump
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first event that differs.
+
+    Example:
+        >>> First(2, "reference_compute_log_prob", (0,), 0, "forward_output", "reference.model.norm", None, 0).step
+        2
+    """
+
+    step: int
+    stage: str | None
+    rank: tuple[int, ...]
+    micro_step: int
+    event: str
+    name: str
+    tag: str | None
+    call: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``verdict.json``."""
+        return {**asdict(self), "rank": list(self.rank)}
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why it differs.
+
+    Example:
+        >>> Cause("none", None, "no difference was found").as_dict()["permutation"] is None
+        True
+    """
+
+    kind: str
+    name: str | None
+    explanation: str
+    permutation: bool | None = None
+    ranks_swapped: tuple[int, int] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``verdict.json``."""
+        swapped = list(self.ranks_swapped) if self.ranks_swapped else None
+        return {**asdict(self), "ranks_swapped": swapped}
+
+
+def cause_of_layers(first: FirstKeyData | None, layers: LayerComparison) -> tuple[First, Cause] | None:
+    """The first differing module and what it means; None when no dumped layer differs.
+
+    Args:
+        first: The first differing key data, for the micro-step.
+        layers: What comparing the layer dumps gave.
+    """
+    difference = layers.first
+    if difference is None:
+        return None
+    window, event = difference.window, difference.event
+    micro_step = window.micro_step
+    if not micro_step and first is not None and first.stage == window.stage:
+        micro_step = first.entry.record.micro_step
+    place = First(
+        window.step,
+        window.stage,
+        tuple(layers.ranks_of_first),
+        micro_step,
+        event.kind,
+        difference.full_name,
+        None,
+        event.call,
+    )
+    return place, _layer_cause(difference)
+
+
+def _layer_cause(difference: LayerDifference) -> Cause:
+    name, enclosing = difference.full_name, difference.enclosing
+    if difference.status != "different":
+        runs = "c, not in d" if difference.status == "missing" else "d, not in c"
+        return Cause("calls", name, f"{name} was called in {runs}: caching, batching or control flow")
+    match difference.event.kind:
+        case "weights":
+            return Cause(
+                "weights", name, "the parameter differs before any module ran: an earlier update, load or init"
+            )
+        case "forward_output":
+            return Cause("module_forward", name, "same inputs and weights, different output")
+        case "forward_input" if difference.first_in_window:
+            return Cause("data", name, "the first module entered already got different inputs: code before the model")
+        case "forward_input":
+            why = f"everything before {name} is the same, its inputs are not: code of {enclosing} between its modules"
+            return Cause("module_input", enclosing, why)
+        case "grad_input":
+            return Cause("module_backward", name, "same gradient arrived, a different one was passed on")
+        case "grad_output" if difference.first_in_window:
+            return Cause("loss", name, "the forward pass is the same, the first gradient is not: code after the model")
+        case "grad_output":
+            why = f"the gradients before {name} are the same, the one that arrived is not: the backward of {enclosing}"
+            return Cause("module_backward", enclosing, why)
+        case _:
+            return Cause(
+                "gradient", name, "the gradients in the model are the same, the parameter's is not: accumulation"
+            )
+
+
+def cause_of_key_data(
+    first: FirstKeyData, comparison: KeyDataComparison, a: Dump, b: Dump, layers_equal: bool
+) -> tuple[First, Cause]:
+    """What the first differing key data means when no layer names a module.
+
+    Args:
+        first: The first differing entry.
+        comparison: Where it was found.
+        a: One run.
+        b: The other.
+        layers_equal: Whether the stage's layers were dumped in two further runs that differed here too, and are equal.
+    """
+    entry, record = first.entry, first.entry.record
+    event = "weights" if record.tag == "weights" else "data"
+    name = record.path if record.tag == "weights" else record.tag
+    place = First(entry.step, first.stage, first.ranks, record.micro_step, event, name, record.tag, record.call)
+    if entry.status != "different":
+        runs = "a, not in b" if entry.status == "missing" else "b, not in a"
+        return place, Cause("calls", record.tag, f"{record.tag} was saved in {runs}: batching, caching or control flow")
+    kind, explanation = _kind_of_tag(record.tag, first.stage, layers_equal)
+    permutation = is_permutation(entry, a, b)
+    swapped = swapped_ranks(entry, comparison)
+    if permutation:
+        explanation += "; the rows are the same in another order"
+    if swapped:
+        explanation += f"; ranks {swapped[0]} and {swapped[1]} exchanged theirs"
+    if first.masked_only:
+        explanation += "; only entries outside the mask differ"
+    data = kind == "data" or permutation or swapped is not None
+    return place, Cause(kind, name, explanation, permutation if data else None, swapped)
+
+
+def _kind_of_tag(tag: str, stage: str | None, layers_equal: bool) -> tuple[str, str]:
+    by_tag = {
+        "prompts": ("data", "no model is involved: data order, sampler or sharding"),
+        "rewards": ("rewards", "no model is involved: host code that scores the responses"),
+        "advantages": ("advantages", "no model is involved: host code between the stages"),
+        "weights": ("weights", "an update, a load or the initialisation of the weights"),
+        "grad_norm": ("optimizer", "clipping or a reduction over the gradients"),
+    }
+    if tag in by_tag and not (layers_equal and tag == "weights"):
+        return by_tag[tag]
+    if tag == "weights":
+        return "optimizer", "the stage's layers and gradients are the same, the updated weights are not"
+    if stage is None:
+        return "data", "no model is involved: host code that made this value"
+    if not layers_equal:
+        return "none", f"the layers of {stage} did not show which module"
+    if stage == "actor_generate_sequences":
+        return "sampling", "the stage's layers are the same: the generation's seed, or code between model and token"
+    return "loss", f"the layers of {stage} are the same: code after the model"

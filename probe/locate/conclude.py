@@ -1,0 +1,76 @@
+"""From comparisons to the answer: the first difference, its cause, and the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from probe.compare import KeyDataComparison, LayerComparison
+from probe.locate.cause import Cause, First, cause_of_key_data, cause_of_layers
+from probe.locate.first import FirstKeyData
+from probe.locate.reruns import judge_reruns
+from probe.store.reader import Dump
+
+
+@dataclass(frozen=True)
+class SecondPair:
+    """Runs ``c`` and ``d`` and how they compare.
+
+    Example:
+        >>> SecondPair(KeyDataComparison(), LayerComparison(), Dump(Path("c"))).layers.compared
+        0
+    """
+
+    key_data: KeyDataComparison
+    layers: LayerComparison
+    c: Dump
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """The answer.
+
+    Example:
+        >>> Conclusion(None, Cause("none", None, "no difference was found")).reproduced is None
+        True
+    """
+
+    first: First | None
+    cause: Cause
+    reproduced: bool | None = None
+    """Whether the second pair differed too; None when it was not run."""
+    sides_with: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def conclude(
+    first: FirstKeyData | None,
+    comparison: KeyDataComparison,
+    a: Dump,
+    b: Dump,
+    second: SecondPair | None = None,
+) -> Conclusion:
+    """Names the first difference and its cause.
+
+    Args:
+        first: The first difference of the key data.
+        comparison: Key data of ``a`` against ``b``.
+        a: Run a.
+        b: Run b.
+        second: The second pair; None when it was not run.
+    """
+    if first is None:
+        return Conclusion(None, Cause("none", None, "no difference was found"))
+    if second is None:
+        place, cause = cause_of_key_data(first, comparison, a, b, layers_equal=False)
+        return Conclusion(place, cause)
+    reruns = judge_reruns(first, second.key_data, second.layers, a, b, second.c)
+    notes = []
+    if not reruns.usable:
+        notes.append("runs c and d differ before the first difference of a and b: their layers do not speak of it")
+    elif (located := cause_of_layers(first, second.layers)) is not None:
+        return Conclusion(*located, reproduced=True)
+    seen_equal = reruns.reproduced and reruns.usable and second.layers.compared > 0 and not second.layers.problems
+    place, cause = cause_of_key_data(first, comparison, a, b, layers_equal=seen_equal)
+    if not reruns.reproduced:
+        notes.append("not reproduced: runs c and d are the same, the answer is that of a and b")
+    return Conclusion(place, cause, reruns.reproduced, reruns.sides_with, notes)

@@ -1,0 +1,80 @@
+"""The first key-data entry that differs, and which layers to dump to look inside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from probe.compare import Entry, KeyDataComparison
+from probe.errors import DumpError
+from probe.store.reader import Dump, read_values
+from probe.types import STAGE_OF_TAG, Target
+
+
+@dataclass(frozen=True, slots=True)
+class FirstKeyData:
+    """The first divergence of the key data.
+
+    Example:
+        >>> first = first_key_data(KeyDataComparison())
+        >>> first is None
+        True
+    """
+
+    entry: Entry
+    """The entry on the lowest rank that has it."""
+    ranks: tuple[int, ...]
+    """Every rank in which the same entry differs."""
+
+    @property
+    def stage(self) -> str | None:
+        """The stage whose model computed it; None for data and host code."""
+        record = self.entry.record
+        if record.tag != "weights":
+            return record.stage or STAGE_OF_TAG.get(record.tag)
+        return {"actor": "actor_update", "critic": "critic_update"}.get(record.path.split(".")[0])
+
+    @property
+    def masked_only(self) -> bool:
+        """Whether only entries outside the mask differ."""
+        a, b = self.entry.a, self.entry.b
+        return a is not None and b is not None and a.masked is not None and a.masked == b.masked
+
+
+def first_key_data(comparison: KeyDataComparison) -> FirstKeyData | None:
+    """The first entry that differs: by step, then by place in the step, with all ranks that share it."""
+    differing = comparison.differing
+    if not differing:
+        return None
+    first = min(differing, key=lambda entry: (*entry.order, entry.rank))
+    same = {entry.rank for entry in differing if entry.step == first.step and entry.record.key == first.record.key}
+    return FirstKeyData(first, tuple(sorted(same)))
+
+
+def target_of(first: FirstKeyData, a: Dump, b: Dump) -> Target | None:
+    """Which layers to dump to look inside a difference; None where no model is involved.
+
+    A stage that was entered in only one run, and data that no model computes, give no layers to compare.
+    """
+    stage = first.stage
+    if stage is None:
+        return None
+    token = _first_token(first, a, b) if stage == "actor_generate_sequences" else 0
+    return Target(first.entry.step, stage, token)
+
+
+def _first_token(first: FirstKeyData, a: Dump, b: Dump) -> int:
+    """The first generated token that differs in any row: a column of the last axis; 0 where values were not kept."""
+    one, two = first.entry.a, first.entry.b
+    if one is None or two is None or not one.file or not two.file:
+        return 0
+    try:
+        left, right = read_values(a.folder, one), read_values(b.folder, two)
+    except DumpError:
+        return 0
+    if left.ndim < 2 or left.shape[:-1] != right.shape[:-1] or left.dtype != right.dtype:
+        return 0
+    width = min(left.shape[-1], right.shape[-1])
+    unequal = (left[..., :width] != right[..., :width]).reshape(-1, width).any(axis=0)
+    return int(np.argmax(unequal)) if unequal.any() else max(width - 1, 0)

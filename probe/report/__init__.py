@@ -1,0 +1,18 @@
+"""What a check leaves for people and programs: ``verdict.json``, ``report.html``, msprobe's official tables."""
+
+from __future__ import annotations
+
+from probe.report.html import write_report
+from probe.report.tables import Tables, key_data_tables, layer_tables
+from probe.report.verdict import CheckResult, last_line, verdict_document, write_verdict
+
+__all__ = [
+    "CheckResult",
+    "Tables",
+    "key_data_tables",
+    "last_line",
+    "layer_tables",
+    "verdict_document",
+    "write_report",
+    "write_verdict",
+]

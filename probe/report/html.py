@@ -1,0 +1,190 @@
+"""``report.html``: the verdict for people, in one file that needs no network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from probe.compare.keydata import Entry
+from probe.compare.values import ValueDifference, describe
+from probe.errors import DumpError
+from probe.report.verdict import CheckResult, last_line
+from probe.store import layout
+from probe.store.reader import read_values
+from probe.types import TAGS
+
+ROWS = 200
+"""Most rows of one table: what matters is at its top; ``verdict.json`` counts the rest."""
+
+
+def write_report(result: CheckResult, document: dict[str, Any], folder: Path) -> Path:
+    """Writes ``report.html`` and returns its path.
+
+    Args:
+        result: What was found.
+        document: The content of ``verdict.json``.
+        folder: The check's folder.
+    """
+    environment = Environment(
+        loader=PackageLoader("probe.report", "."),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("report.html.j2").render(
+        title=folder.name,
+        document=document,
+        headline=last_line(document, None),
+        story=_story(result, document),
+        map=_map(result),
+        entries=_entries(result),
+        entries_left_out=max(0, len(result.key_data.differing) - ROWS) if result.key_data else 0,
+        layers=_layers(result),
+        layers_left_out=max(0, len(result.layers.differences) - ROWS) if result.layers else 0,
+        environment=_environment(result),
+        log_tail=result.log_tail,
+    )
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _story(result: CheckResult, document: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was run, what was found, why, and what to do, one line each."""
+    cost, key_data = document["cost"], document["key_data"]
+    lines = [
+        ("What was run", f"{cost['trainer_steps']} training steps in {len(result.runs)} runs, {cost['seconds']} s")
+    ]
+    lines.append(("Key data", f"{key_data['compared']} records compared, {_differences(key_data)}"))
+    first = document["key_data"]["first"]
+    if first is not None:
+        where = (
+            f"{first['tag']} at step {first['step']}, rank {_ranks(first['rank'])}, micro-step {first['micro_step']}"
+        )
+        stage = result.first_key_data.stage if result.first_key_data else None
+        lines.append(
+            ("First difference", f"{where}, computed in {stage}" if stage else f"{where}; no model computes it")
+        )
+    if result.first is not None:
+        name = f"{result.cause.name}: " if result.cause.name else ""
+        lines.append(("Cause", f"{name}{result.cause.explanation}"))
+    if result.reproduced is not None:
+        lines.append(("Second pair", _reproduction(result)))
+    if result.error:
+        lines.append(("No verdict", result.error))
+    lines += [("Note", note) for note in result.notes]
+    return lines
+
+
+def _differences(key_data: dict[str, Any]) -> str:
+    counted = [f"{key_data[what]} {what}" for what in ("different", "missing", "extra", "unreadable") if key_data[what]]
+    return ", ".join(counted) or "all the same"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks)
+
+
+def _reproduction(result: CheckResult) -> str:
+    if result.reproduced:
+        return "runs c and d differed too"
+    side = f"; they side with {result.sides_with}" if result.sides_with else ""
+    return f"not reproduced: runs c and d agree with each other{side}"
+
+
+def _map(result: CheckResult) -> dict[str, Any] | None:
+    """Steps by tags (and ranks): the worst status of each cell."""
+    if result.key_data is None or not result.key_data.cells:
+        return None
+    cells = result.key_data.cells
+    steps = sorted({step for _, step, _ in cells})
+    rows = sorted({(tag, rank) for tag, _, rank in cells}, key=lambda row: (_tag_order(row[0]), row))
+    several = len({rank for _, rank in rows}) > 1
+    worst = ("different", "missing", "extra", "unreadable", "not_compared", "same")
+    table = []
+    for tag, rank in rows:
+        states = [
+            next((status for status in worst if status in cells.get((tag, step, rank), ())), "none") for step in steps
+        ]
+        table.append((f"{tag} · rank {rank}" if several else tag, states))
+    return {"steps": steps, "rows": table}
+
+
+def _tag_order(tag: str) -> int:
+    return TAGS.index(tag) if tag in TAGS else len(TAGS)
+
+
+def _entries(result: CheckResult) -> list[dict[str, Any]]:
+    if result.key_data is None:
+        return []
+    return [_entry(result, entry) for entry in result.key_data.differing[:ROWS]]
+
+
+def _entry(result: CheckResult, entry: Entry) -> dict[str, Any]:
+    record = entry.record
+    name = f"{record.tag}.{record.path}" if record.path else record.tag
+    row = {"entry": entry, "record": record, "name": name, "detail": "", "difference": None}
+    if entry.a is None or entry.b is None:
+        row["detail"] = "only in run a" if entry.b is None else "only in run b"
+    elif (entry.a.dtype, entry.a.shape) != (entry.b.dtype, entry.b.shape):
+        row["detail"] = f"{entry.a.dtype}{list(entry.a.shape)} against {entry.b.dtype}{list(entry.b.shape)}"
+    elif entry.a.file and entry.b.file:
+        row["difference"], row["detail"] = _values_of(result, entry)
+    else:
+        row["detail"] = "digests differ; the values were not kept"
+    return row
+
+
+def _values_of(result: CheckResult, entry: Entry) -> tuple[ValueDifference | None, str]:
+    assert entry.a is not None and entry.b is not None
+    try:
+        left, right = read_values(result.runs["a"], entry.a), read_values(result.runs["b"], entry.b)
+        difference = describe(left, right)
+    except (DumpError, ValueError) as error:
+        return None, str(error)
+    return difference, "" if difference else "digests differ, the stored numbers do not"
+
+
+def _layers(result: CheckResult) -> list[dict[str, Any]]:
+    if result.layers is None:
+        return []
+    return [
+        {
+            "stage": difference.window.stage,
+            "rank": difference.window.rank,
+            "kind": difference.event.kind,
+            "name": difference.full_name,
+            "call": difference.event.call,
+            "status": difference.status,
+        }
+        for difference in result.layers.differences[:ROWS]
+    ]
+
+
+def _environment(result: CheckResult) -> list[tuple[str, str, bool]]:
+    """Every value of the runs' environments, flat; one row where all runs agree, else one saying how they differ."""
+    found: dict[str, dict[str, str]] = {}
+    for run, dump in result.runs.items():
+        path = dump / layout.ENVIRONMENT
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        for key, value in _flat(content):
+            found.setdefault(key, {})[run] = value
+    rows = []
+    for key, values in found.items():
+        agree = len(set(values.values())) == 1
+        text = next(iter(values.values())) if agree else "; ".join(f"{run}: {value}" for run, value in values.items())
+        rows.append((key, text, agree))
+    return rows
+
+
+def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [row for key, child in value.items() for row in _flat(child, f"{path}.{key}" if path else str(key))]
+    return [(path, json.dumps(value, ensure_ascii=False))]

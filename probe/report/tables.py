@@ -1,0 +1,139 @@
+"""msprobe's own tables, made in a process of their own.
+
+They are made because people know them; no verdict rests on them. msprobe keeps singletons, forks a pool and prints a
+great deal: ``python -m probe.report.tables`` is where that happens.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from probe.store import layout
+from probe.store.layers import find_windows
+
+TIME_LIMIT = 1800.0
+"""Longest time for one set of tables, in seconds."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Official tables of a comparison.
+
+    Example:
+        >>> Tables().made
+        []
+    """
+
+    made: list[Path] = field(default_factory=list)
+    not_made: list[str] = field(default_factory=list)
+    """What is missing and why, one sentence each."""
+
+
+def key_data_tables(a: Path, b: Path, folder: Path) -> Tables:
+    """``SingleComparator``'s table of every tag, ``<tag>.xlsx``.
+
+    Args:
+        a: A dump folder.
+        b: The other.
+        folder: Receives the tables.
+    """
+    tags = sorted({file.relative_to(dump / layout.DATA).parts[0] for dump in (a, b) for file in _arrays(dump)})
+    if not tags:
+        return Tables(not_made=["keydata: no values were kept to compare"])
+    problem = _in_own_process("keydata", a, b, folder)
+    made = [folder / f"{tag}.xlsx" for tag in tags if (folder / f"{tag}.xlsx").is_file()]
+    reason = problem or "SingleComparator made no table of it"
+    missing = [f"keydata/{tag}.xlsx: {reason}" for tag in tags if folder / f"{tag}.xlsx" not in made]
+    return Tables(made, missing)
+
+
+def layer_tables(c: Path, d: Path, folder: Path) -> Tables:
+    """``compare_distributed``'s table of every layer window and rank, ``compare_result_<window>_rank{r}_<time>.xlsx``.
+
+    Args:
+        c: A dump folder.
+        d: The other.
+        folder: Receives the tables.
+    """
+    if not find_windows(c) or not find_windows(d):
+        return Tables(not_made=["layers: no layers were dumped in both runs"])
+    problem = _in_own_process("layers", c, d, folder)
+    made = sorted(folder.glob("compare_result_*.xlsx"))
+    not_made = [] if made and not problem else [f"layers: {problem or 'compare_distributed made no table'}"]
+    return Tables(made, not_made)
+
+
+def _arrays(dump: Path) -> list[Path]:
+    return list((dump / layout.DATA).glob("*/step*/rank*/**/*.npy"))
+
+
+def _in_own_process(what: str, left: Path, right: Path, folder: Path) -> str | None:
+    """Runs this module on two dumps. Returns why it failed, or None."""
+    if importlib.util.find_spec("msprobe") is None:
+        return "msprobe is not installed (its wheels are for Linux)"
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "probe.report.tables", what, *(str(p.absolute()) for p in (left, right, folder))]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent)}
+    with tempfile.TemporaryFile() as output:
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=TIME_LIMIT,
+                env=environment,
+                cwd=tempfile.gettempdir(),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"msprobe took longer than {TIME_LIMIT:g} s"
+        output.seek(max(0, output.seek(0, os.SEEK_END) - 4000))
+        lines = output.read().decode(errors="replace").strip().splitlines()
+    return None if done.returncode == 0 else f"msprobe failed ({lines[-1] if lines else done.returncode})"
+
+
+def _make_key_data_tables(a: Path, b: Path, folder: Path) -> None:
+    from msprobe.core import SingleComparator
+
+    SingleComparator.compare(str(a), str(b), str(folder), num_processes=max(1, min(4, os.cpu_count() or 1)))
+
+
+def _make_layer_tables(c: Path, d: Path, folder: Path) -> None:
+    from msprobe.pytorch.compare.distributed_compare import compare_distributed
+
+    others = {window.key: window for window in find_windows(d)}
+    names = sorted({(w.stage, w.step, w.micro_step) for w in find_windows(c) if w.key in others})
+    for stage, step, micro_step in names:
+        suffix = f"_micro_step{micro_step}" if micro_step else ""
+        with tempfile.TemporaryDirectory() as scratch:
+            pair = []
+            for name, dump in (("c", c), ("d", d)):
+                source = dump / stage / f"step{step}"
+                if micro_step:  # msprobe looks for rank folders: lay this window out as it expects
+                    source = _gather(source, micro_step, Path(scratch) / name)
+                pair.append(str(source))
+            result = Path(scratch) / "result"
+            result.mkdir()
+            compare_distributed(*pair, str(result), xlsx=True)
+            for file in result.glob("compare_result_*"):
+                rest = file.name.removeprefix("compare_result_")
+                shutil.move(file, folder / f"compare_result_{stage}_step{step}{suffix}_{rest}")
+
+
+def _gather(step_folder: Path, micro_step: int, target: Path) -> Path:
+    for window in step_folder.glob(f"rank*/micro_step{micro_step}"):
+        shutil.copytree(window, target / window.parent.name, copy_function=shutil.copyfile)
+    return target
+
+
+if __name__ == "__main__":
+    make = {"keydata": _make_key_data_tables, "layers": _make_layer_tables}[sys.argv[1]]
+    make(*(Path(argument) for argument in sys.argv[2:5]))

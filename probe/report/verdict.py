@@ -1,0 +1,155 @@
+"""``verdict.json``: what a check or a comparison found, for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from probe.compare import KeyDataComparison, LayerComparison
+from probe.locate import Cause, First, FirstKeyData
+from probe.report.tables import Tables
+from probe.store.writer import write_json
+from probe.types import Verdict
+
+FORMAT = 1
+"""Version of ``verdict.json``."""
+
+
+@dataclass
+class CheckResult:
+    """Everything that a check found.
+
+    Example:
+        >>> CheckResult("inconclusive", error="run a: the trainer failed with exit status 3").first is None
+        True
+    """
+
+    verdict: Verdict
+    key_data: KeyDataComparison | None = None
+    first_key_data: FirstKeyData | None = None
+    first: First | None = None
+    cause: Cause = field(default_factory=lambda: Cause("none", None, "no difference was found"))
+    layers: LayerComparison | None = None
+    reproduced: bool | None = None
+    """Whether the second pair differed too; None when it was not run."""
+    sides_with: str | None = None
+    """When the second pair agrees: ``a`` or ``b``, whichever it equals at the first difference."""
+    tables: list[Tables] = field(default_factory=list)
+    runs: dict[str, Path] = field(default_factory=dict)
+    """Dump folder of every run."""
+    trainer_steps: int = 0
+    """Training steps that were run."""
+    recipe_steps: int = 0
+    """Training steps that the documented recipe runs for the same answer: whole runs each time."""
+    seconds: float = 0.0
+    error: str | None = None
+    """Why there is no verdict."""
+    log_tail: str = ""
+    """The end of a failed trainer's log."""
+    notes: list[str] = field(default_factory=list)
+    """What people should know beside the verdict."""
+
+
+def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
+    """The content of ``verdict.json``. Keys that do not apply are null, never absent.
+
+    Args:
+        result: What was found.
+        base: The check's folder, to which paths are relative; None makes them absolute.
+    """
+    key_data, layers = result.key_data, result.layers
+    counts = key_data.counts if key_data else {}
+    made = [path for tables in result.tables for path in tables.made]
+    return {
+        "format": FORMAT,
+        "verdict": result.verdict,
+        "first": result.first.as_dict() if result.first else None,
+        "cause": result.cause.as_dict(),
+        "key_data": {
+            "first": _first_key_data(result.first_key_data),
+            "compared": key_data.compared if key_data else 0,
+            "different": counts.get("different", 0),
+            "missing": counts.get("missing", 0),
+            "extra": counts.get("extra", 0),
+            "unreadable": counts.get("unreadable", 0),
+        },
+        "trace": {"compared": None, "first_index": None},
+        "layers": {
+            "first": layers.first.full_name if layers and layers.first else None,
+            "reproduced": result.reproduced,
+            "sides_with": result.sides_with,
+            "compared": layers.compared if layers else None,
+            "different": len(layers.differences) if layers else None,
+        },
+        "equivalent": [],
+        "not_compared": _not_compared(result),
+        "tables": {
+            "made": [_path(path, base) for path in made],
+            "not_made": [sentence for tables in result.tables for sentence in tables.not_made],
+        },
+        "cost": {
+            "trainer_steps": result.trainer_steps,
+            "documented_recipe_steps": result.recipe_steps,
+            "seconds": round(result.seconds, 1),
+        },
+        "runs": {name: _path(result.runs[name], base) if name in result.runs else None for name in "abcd"},
+        "error": result.error,
+        "notes": result.notes,
+    }
+
+
+def write_verdict(document: dict[str, Any], folder: Path) -> None:
+    """Writes ``verdict.json`` into a check's folder."""
+    write_json(folder / "verdict.json", document)
+
+
+def last_line(document: dict[str, Any], report: Path | None) -> str:
+    """The last line that a person sees: verdict, first cause, report."""
+    parts = [str(document["verdict"])]
+    first, cause = document["first"], document["cause"]
+    if document["error"]:
+        parts.append(document["error"])
+    elif first is not None:
+        what = cause["name"] or first["name"]
+        parts.append(f"step {first['step']}, {first['stage'] or 'no stage'}, {what} ({cause['kind']})")
+    elif document["verdict"] == "identical":
+        parts.append(f"all {document['key_data']['compared']} records are the same bit for bit")
+    elif document["not_compared"]:
+        parts.append(str(document["not_compared"][0]))
+    if report is not None:
+        parts.append(f"report {report}")
+    return "; ".join(parts)
+
+
+def _first_key_data(first: FirstKeyData | None) -> dict[str, Any] | None:
+    if first is None:
+        return None
+    record = first.entry.record
+    return {
+        "step": first.entry.step,
+        "tag": record.tag,
+        "rank": list(first.ranks),
+        "micro_step": record.micro_step,
+        "path": record.path or None,
+        "status": first.entry.status,
+    }
+
+
+def _not_compared(result: CheckResult) -> list[str]:
+    found: list[str] = []
+    if result.key_data is not None:
+        found += result.key_data.problems
+        found += [
+            f"{entry.record.tag}, step {entry.step}, rank {entry.rank}, micro-step {entry.record.micro_step}: "
+            + (entry.problem or "the other run ended before it")
+            for entry in result.key_data.entries
+            if entry.status in ("unreadable", "not_compared")
+        ]
+    if result.layers is not None:
+        found += result.layers.problems
+    return found
+
+
+def _path(path: Path, base: Path | None) -> str:
+    return str(path.absolute()) if base is None else path.absolute().relative_to(base.absolute()).as_posix()

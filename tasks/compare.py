@@ -1,0 +1,48 @@
+"""Steps 2 and 5: compare two dumps exactly, and have msprobe make its tables."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from prefect import task
+
+from probe.compare import KeyDataComparison, LayerComparison
+from probe.compare import compare_key_data as compare_records
+from probe.compare import compare_layers as compare_windows
+from probe.locate import SecondPair
+from probe.report import Tables, key_data_tables, layer_tables
+from probe.store.reader import Dump, read_dump
+from tasks import UNCACHED
+
+log = logging.getLogger("firstdiff")
+
+
+@task(name="2 compare key data", **UNCACHED)
+def compare_key_data(a: Dump, b: Dump, last_step: int | None) -> KeyDataComparison:
+    """Compares every record of two runs."""
+    result = compare_records(a, b, last_step)
+    log.info("compared %d records: %d differ", result.compared, len(result.differing))
+    return result
+
+
+@task(name="2 msprobe's key-data tables", **UNCACHED)
+def make_key_data_tables(a: Path, b: Path, folder: Path) -> Tables:
+    """Has SingleComparator make its tables."""
+    return key_data_tables(a, b, folder)
+
+
+@task(name="5 compare layers", **UNCACHED)
+def compare_layers(c: Path, d: Path) -> SecondPair:
+    """Compares key data and layers of the second pair."""
+    dump_c = read_dump(c)
+    records = compare_records(dump_c, read_dump(d))
+    layers: LayerComparison = compare_windows(c, d)
+    log.info("compared %d layer events: %d differ", layers.compared, len(layers.differences))
+    return SecondPair(records, layers, dump_c)
+
+
+@task(name="5 msprobe's layer tables", **UNCACHED)
+def make_layer_tables(c: Path, d: Path, folder: Path) -> Tables:
+    """Has compare_distributed make its tables."""
+    return layer_tables(c, d, folder)
