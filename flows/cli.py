@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from flows import settings
@@ -28,11 +27,13 @@ from probe.types import EXIT_CODES
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Are two runs of the same training the same bit for bit? If not: where is the first difference, and why?",
 )
+
+USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
+"""What Typer raises for a wrong command line; it carries its own copy of click, which has no public name."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the trainers' output and Prefect's logs.")]
@@ -68,14 +69,16 @@ def check(
 
     def work() -> Outcome:
         from probe.config import load_profile
+        from probe.launch import check_folder
 
-        load_profile(profile, override)  # a wrong profile is said before Prefect starts
+        load_profile(profile, override)  # what is wrong is said before Prefect starts
+        folder = check_folder(profile, str(out) if out else None)
         settings.prepare(verbose)
         from flows.determinism import determinism_check
         from probe.report import last_line
 
-        document = determinism_check(profile, override, str(out) if out else None)
-        folder = Path(document.pop("folder"))
+        document = determinism_check(profile, override, str(folder))
+        document.pop("folder")
         report = os.path.relpath(folder / "report.html")
         return Outcome(document, last_line(document, Path(report)), EXIT_CODES[document["verdict"]])
 
@@ -126,10 +129,10 @@ def main() -> None:
     as_json = "--json" in sys.argv[1:]
     try:
         status = app(standalone_mode=False)
-    except click.exceptions.Abort:
+    except typer.Abort:
         sys.exit(_fail("interrupted", 130, as_json))
-    except click.ClickException as error:
-        sys.exit(_fail(error.format_message(), 64, as_json))
+    except USAGE_ERROR as error:
+        sys.exit(_fail(f"{error}; firstdiff --help says what there is", 64, as_json))
     sys.exit(status or 0)
 
 

@@ -9,17 +9,16 @@ Source of the workflow: MindSpeed-RL, ``docs/features/msprobe.md``.
 
 from __future__ import annotations
 
-import secrets
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from prefect import flow
 from prefect.utilities.annotations import quote
 
-from probe.config import Profile, find_profile, load_profile, to_yaml
-from probe.errors import InconclusiveError, TrainerError, UsageError
+from probe.config import Profile, load_profile, to_yaml
+from probe.errors import InconclusiveError, TrainerError
+from probe.launch import check_folder
 from probe.locate import Conclusion, target_of
 from probe.report import CheckResult
 from probe.store.reader import Dump, read_dump
@@ -30,29 +29,6 @@ from tasks.locate import locate_first_divergence, name_first_difference
 from tasks.report import write_results
 
 Value = TypeVar("Value")
-
-
-def check_folder(profile: str, out: str | None) -> Path:
-    """The check's own folder, made and empty.
-
-    Args:
-        profile: Name or path of the profile.
-        out: The folder asked for; None makes a new one in ``checks``.
-
-    Raises:
-        UsageError: It holds files already, or cannot be made.
-    """
-    now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    default = Path("checks", f"{find_profile(profile).stem}-{now}-{secrets.token_hex(2)}")
-    folder = (Path(out) if out else default).absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=bool(out))
-        occupied = any(folder.iterdir())
-    except OSError as error:
-        raise UsageError(f"{folder}: the check's folder cannot be made ({error.strerror})") from error
-    if occupied:
-        raise UsageError(f"{folder}: the check's folder is not empty; name another with --out")
-    return folder
 
 
 @flow(name="determinism-check", validate_parameters=False, persist_result=False, log_prints=False)

@@ -26,10 +26,9 @@ def prepare(verbose: bool) -> None:
     """Sets what a check needs.
 
     Args:
-        verbose: Whether Prefect's own logs are shown.
+        verbose: Whether Prefect's own logs are shown. They reach the flow run's log in any case.
     """
     os.environ.update(ALWAYS)
-    for name, value in {**DEFAULTS, "PREFECT_LOGGING_LEVEL": "INFO" if verbose else "ERROR"}.items():
+    console = {} if verbose else {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
+    for name, value in {**DEFAULTS, **console}.items():
         os.environ.setdefault(name, value)
-    if not verbose:
-        os.environ.setdefault("PREFECT_LOGGING_SERVER_LEVEL", "ERROR")

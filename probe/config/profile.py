@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from probe.config.base import StrictModel
-from probe.config.training import TrainingConfig
+from probe.config.training import NOT_INTEGRATED, TrainingConfig
 
 StageName = Literal[
     "actor_generate_sequences",
@@ -168,5 +168,6 @@ class Profile(StrictModel):
             raise ValueError("trainer.config.msprobe_config.msprobe is false: a check records; remove the key")
         if "dump_path" in section.model_fields_set:
             raise ValueError("trainer.config.msprobe_config.dump_path: a check has its own folders; remove the key")
-        config.require_integrated()
+        if not config.rl_config.use_integrated_worker:
+            raise ValueError(f"trainer.config.{NOT_INTEGRATED}")
         return self

@@ -14,6 +14,7 @@ from probe.config.base import StrictModel
 from probe.config.msprobe import MsprobeConfig
 
 Verifier = Literal["acc", "format"]
+NOT_INTEGRATED = "rl_config.use_integrated_worker is false: only integrated mode is recorded; set it to true"
 DEFAULT_VERIFIERS: tuple[Verifier, ...] = ("acc", "format")
 
 
@@ -157,18 +158,6 @@ class TrainingConfig(StrictModel):
 
     @model_validator(mode="after")
     def _only_integrated_mode_is_dumped(self) -> TrainingConfig:
-        if self.msprobe_config.msprobe:
-            self.require_integrated()
+        if self.msprobe_config.msprobe and not self.rl_config.use_integrated_worker:
+            raise ValueError(f"{NOT_INTEGRATED}, or msprobe_config.msprobe to false")
         return self
-
-    def require_integrated(self) -> None:
-        """Refuses the mode in which msprobe records nothing.
-
-        Raises:
-            ValueError: ``rl_config.use_integrated_worker`` is false.
-        """
-        if not self.rl_config.use_integrated_worker:
-            raise ValueError(
-                "rl_config.use_integrated_worker is false: only integrated mode is recorded; set it to true,"
-                " or msprobe_config.msprobe to false"
-            )

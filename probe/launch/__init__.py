@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from probe.launch.launcher import CommandLauncher, IntegratedLauncher, Launcher, launcher_for
-from probe.launch.plan import run_spec
+from probe.launch.plan import check_folder, run_spec
 from probe.launch.process import run_process
 
-__all__ = ["CommandLauncher", "IntegratedLauncher", "Launcher", "launcher_for", "run_process", "run_spec"]
+__all__ = [
+    "CommandLauncher",
+    "IntegratedLauncher",
+    "Launcher",
+    "check_folder",
+    "launcher_for",
+    "run_process",
+    "run_spec",
+]

@@ -1,10 +1,13 @@
-"""What each of the four runs records: ``a`` and ``b`` key data, ``c`` and ``d`` the layers of one step as well."""
+"""Where a check lies, and what each of its runs records: key data, and in ``c`` and ``d`` the layers of one step."""
 
 from __future__ import annotations
 
+import secrets
+from datetime import datetime
 from pathlib import Path
 
-from probe.config import Profile
+from probe.config import Profile, find_profile
+from probe.errors import UsageError
 from probe.types import SWITCH_OF_STAGE, RunSpec, Target
 
 
@@ -45,3 +48,26 @@ def run_spec(profile: Profile, run: str, dump_path: Path, target: Target | None 
         determinism=profile.determinism.model_dump(),
         configuration=profile.model_dump(mode="json"),
     )
+
+
+def check_folder(profile: str, out: str | None) -> Path:
+    """The check's own folder, made and empty.
+
+    Args:
+        profile: Name or path of the profile.
+        out: The folder asked for; None makes a new one in ``checks``.
+
+    Raises:
+        UsageError: It holds files already, or cannot be made.
+    """
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    default = Path("checks", f"{find_profile(profile).stem}-{now}-{secrets.token_hex(2)}")
+    folder = (Path(out) if out else default).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=bool(out))
+        occupied = any(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{folder}: the check's folder cannot be made ({error.strerror})") from error
+    if occupied:
+        raise UsageError(f"{folder}: the check's folder is not empty; name another with --out")
+    return folder

@@ -71,7 +71,8 @@ def run_process(
     finally:
         end_group(process)
     if process.returncode:
-        raise TrainerError(_how_it_ended(process.returncode), process.returncode, "\n".join(tail))
+        last = next((line.strip() for line in reversed(tail) if line.strip()), "it printed nothing")
+        raise TrainerError(f"{_how_it_ended(process.returncode)}: {last[:300]}", process.returncode, _text(tail))
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

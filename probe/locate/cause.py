@@ -159,7 +159,7 @@ def _kind_of_tag(tag: str, stage: str | None, layers_equal: bool) -> tuple[str, 
     if stage is None:
         return "data", "no model is involved: host code that made this value"
     if not layers_equal:
-        return "none", f"the layers of {stage} did not show which module"
+        return "none", f"no layers were compared that show which module of {stage}"
     if stage == "actor_generate_sequences":
         return "sampling", "the stage's layers are the same: the generation's seed, or code between model and token"
     return "loss", f"the layers of {stage} are the same: code after the model"

@@ -29,7 +29,7 @@ class CheckResult:
     key_data: KeyDataComparison | None = None
     first_key_data: FirstKeyData | None = None
     first: First | None = None
-    cause: Cause = field(default_factory=lambda: Cause("none", None, "no difference was found"))
+    cause: Cause = field(default_factory=lambda: Cause("none", None, "the comparison did not get that far"))
     layers: LayerComparison | None = None
     reproduced: bool | None = None
     """Whether the second pair differed too; None when it was not run."""

@@ -119,26 +119,49 @@ def read_events(window: Window) -> list[LayerEvent]:
     events: list[LayerEvent] = []
     entered: set[str] = set()
     to_enter = iter(construct)
-    for full_name, content in data.items():
-        match = _NAME.fullmatch(full_name)
-        if match is None:
-            raise DumpError(f"{window.folder}: {full_name!r} in dump.json is not a module")
-        if match["way"] == "parameters_grad":
-            events += _parameter_events("param_grad", match, None, content)
-            continue
+
+    def enter_up_to(full_name: str) -> None:
         while full_name not in entered and (node := next(to_enter, None)) is not None:
             entered.add(node)
-            events += _enter(node, construct, data)
+            events.extend(_enter(node, construct, data))
+
+    names = list(data)
+    for index, full_name in enumerate(names):
+        match, content = _match(window, full_name), data[full_name]
+        if match["way"] == "parameters_grad":
+            backward = _backward_around(names[index:], match["name"])
+            if backward is not None:
+                enter_up_to(backward)
+            events += _parameter_events("param_grad", match, None, content)
+            continue
+        enter_up_to(full_name)
         if full_name not in entered:
             raise DumpError(f"{window.folder}: {full_name!r} is in dump.json, not in construct.json")
         events.append(_leave(match, _parent(construct, full_name), content))
     weights = [
         event
         for full_name, content in data.items()
-        if (match := _NAME.fullmatch(full_name)) and match["way"] == "forward" and match["call"] == "0"
-        for event in _parameter_events("weights", match, None, content.get("parameters", {}))
+        for first in [_match(window, full_name)]
+        if first["way"] == "forward" and first["call"] == "0"
+        for event in _parameter_events("weights", first, None, content.get("parameters", {}))
     ]
     return weights + events
+
+
+def _match(window: Window, full_name: str) -> re.Match[str]:
+    match = _NAME.fullmatch(full_name)
+    if match is None:
+        raise DumpError(f"{window.folder}: {full_name!r} in dump.json is not a module")
+    return match
+
+
+def _backward_around(names: list[str], module: str) -> str | None:
+    """The module's backward that a parameter's gradient came out of: it leaves right after."""
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None or match["way"] != "parameters_grad":
+            return name if match and (match["way"], match["name"]) == ("backward", module) else None
+    return None
 
 
 def _enter(full_name: str, construct: dict[str, Any], data: dict[str, Any]) -> Iterator[LayerEvent]:

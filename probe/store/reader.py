@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from probe.errors import DumpError
 from probe.store import layout
-from probe.types import STAGE_OF_TAG, TAGS, Record
+from probe.types import STAGE_OF_TAG, STAGES, TAGS, Record
 
 Array = npt.NDArray[Any]
 
@@ -58,6 +58,8 @@ def read_dump(folder: Path) -> Dump:
         raise DumpError(f"{folder}: no such dump folder")
     manifest = _read_manifest(folder)
     if manifest is None:
+        if not any((folder / name).is_dir() for name in (layout.DATA, *STAGES)):
+            raise DumpError(f"{folder}: holds no dump; a dump folder has data/ or a stage's folder in it")
         return _scan(folder)
     problems = [f"{folder}: {error}" for error in manifest["errors"]]
     complete = manifest["complete"] and not problems
