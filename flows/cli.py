@@ -147,6 +147,10 @@ def _run(work: Callable[[], Outcome], as_json: bool, verbose: bool, quiet: bool)
         raise SystemExit(_fail(str(error), error.exit_code, as_json)) from error
     except KeyboardInterrupt as error:
         raise SystemExit(_fail("interrupted", 130, as_json)) from error
+    except OSError as error:  # a full disk, a folder that vanished: the machine's doing, not a defect
+        raise SystemExit(
+            _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 2, as_json)
+        ) from error
     except Exception as error:  # noqa: BLE001  (whatever is left is a defect, and is said in one sentence too)
         raise SystemExit(_fail(_internal(error), 70, as_json)) from error
     if as_json:

@@ -18,11 +18,11 @@ from prefect.utilities.annotations import quote
 
 from probe.config import Profile, load_profile, to_yaml
 from probe.errors import InconclusiveError, TrainerError
-from probe.launch import check_folder
-from probe.locate import Conclusion, target_of
-from probe.report import CheckResult
+from probe.launch import check_folder, launcher_for
+from probe.locate import Conclusion, SecondPair, target_of
+from probe.report import CheckResult, Tables
 from probe.store.reader import Dump, read_dump
-from probe.types import EXIT_CODES
+from probe.types import Target
 from tasks.collect import collect_key_data, collect_layers
 from tasks.compare import compare_key_data, compare_layers, make_key_data_tables, make_layer_tables
 from tasks.locate import locate_first_divergence, name_first_difference
@@ -84,22 +84,31 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     result.tables.append(make_key_data_tables(a.folder, b.folder, folder / "keydata"))
     first = locate_first_divergence(_whole(comparison))
     result.first_key_data = first
-    second = None
     target = None if first is None else target_of(first, a, b)
-    if target is not None:
-        result.recipe_steps *= 2
-        try:
-            for run in ("c", "d"):
-                result.runs[run] = collect_layers(profile, folder, run, target)
-            second = compare_layers(result.runs["c"], result.runs["d"])
-        except InconclusiveError as error:
-            result.notes.append(f"no layers were compared: {error}")
-            result.log_tail = error.log_tail if isinstance(error, TrainerError) else ""
-    if second is not None:
-        result.layers = second.layers
-        result.trainer_steps += _steps(second.c) + _steps(read_dump(result.runs["d"]))
-        result.tables.append(make_layer_tables(result.runs["c"], result.runs["d"], folder / "layers"))
+    second = None if target is None else _second_pair(profile, folder, target, result)
     _answer(result, name_first_difference(first, _whole(comparison), _whole(a), _whole(b), _whole(second)))
+
+
+def _second_pair(profile: Profile, folder: Path, target: Target, result: CheckResult) -> SecondPair | None:
+    """Steps 4 and 5: the layers of the target in two more runs; None, with a note, when they cannot be had."""
+    result.recipe_steps *= 2
+    reason = launcher_for(profile).cannot_dump_layers()
+    if reason is not None:
+        result.notes.append(f"no layers were dumped: {reason}")
+        result.tables.append(Tables(not_made=[f"layers: {reason}"]))
+        return None
+    try:
+        for run in ("c", "d"):
+            result.runs[run] = collect_layers(profile, folder, run, target)
+        second = compare_layers(result.runs["c"], result.runs["d"])
+    except InconclusiveError as error:
+        result.notes.append(f"no layers were compared: {error}")
+        result.log_tail = error.log_tail if isinstance(error, TrainerError) else ""
+        return None
+    result.layers = second.layers
+    result.trainer_steps += _steps(second.c) + _steps(read_dump(result.runs["d"]))
+    result.tables.append(make_layer_tables(result.runs["c"], result.runs["d"], folder / "layers"))
+    return second
 
 
 def _whole(value: Value) -> Value:
@@ -115,8 +124,3 @@ def _answer(result: CheckResult, conclusion: Conclusion) -> None:
 
 def _steps(dump: Dump) -> int:
     return dump.steps_finished or 0
-
-
-def exit_code(document: dict[str, Any]) -> int:
-    """The exit status of a verdict."""
-    return EXIT_CODES[document["verdict"]]

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from probe.compare import LayerComparison, compare_key_data, compare_layers
+from probe.compare import KeyDataComparison, LayerComparison, compare_key_data, compare_layers
+from probe.compare.keydata import NOTHING_RECORDED
 from probe.locate import SecondPair, conclude, first_key_data
 from probe.locate.cause import cause_of_layers
 from probe.report import CheckResult, key_data_tables, layer_tables, verdict_document, write_report, write_verdict
 from probe.store import layout
-from probe.store.layers import find_windows
 from probe.store.reader import read_dump
 from probe.types import Verdict
 
@@ -36,12 +36,12 @@ def compare_dumps(a: Path, b: Path, out: Path | None) -> dict[str, Any]:
     dump_a, dump_b = read_dump(a), read_dump(b)
     key_data = compare_key_data(dump_a, dump_b)
     layers = compare_layers(a, b)
-    has_layers = layers.compared > 0 or bool(find_windows(a)) or bool(find_windows(b))
-    if has_layers and not dump_a.records and not dump_b.records:
-        key_data.problems.clear()  # layers alone are enough to compare
+    has_layers = bool(layers.compared or layers.differences or layers.problems)
+    if has_layers and NOTHING_RECORDED in key_data.problems:
+        key_data.problems.remove(NOTHING_RECORDED)  # layers alone are enough to compare
     first = first_key_data(key_data)
     result = CheckResult(
-        _verdict(key_data.verdict, key_data.compared, layers),
+        _verdict(key_data, layers),
         key_data=key_data,
         first_key_data=first,
         layers=layers if has_layers else None,
@@ -63,9 +63,10 @@ def compare_dumps(a: Path, b: Path, out: Path | None) -> dict[str, Any]:
     return document
 
 
-def _verdict(key_data: Verdict, records: int, layers: LayerComparison) -> Verdict:
-    if key_data == "divergent" or layers.differences:
+def _verdict(key_data: KeyDataComparison, layers: LayerComparison) -> Verdict:
+    if key_data.differing or layers.differences:
         return "divergent"
-    if layers.problems or (key_data == "inconclusive" and (records or not layers.compared)):
+    only_layers = not key_data.compared and not key_data.problems and layers.compared > 0
+    if layers.problems or (key_data.verdict == "inconclusive" and not only_layers):
         return "inconclusive"
     return "identical"

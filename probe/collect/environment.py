@@ -13,7 +13,10 @@ import sys
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import torch
+
+from probe.store.digest import digest
 
 VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -72,6 +75,20 @@ def devices() -> dict[str, list[str]]:
     return found
 
 
+def random_states() -> dict[str, str]:
+    """Digests of the global random states now, by library and device: the seed of most cannot be read back."""
+    states = {
+        "python": repr(random.getstate()).encode(),
+        "numpy": repr(np.random.get_state(legacy=False)).encode(),
+        "torch": bytes(torch.get_rng_state().tolist()),
+    }
+    for kind in ("cuda", "npu"):
+        backend: Any = getattr(torch, kind, None)
+        if backend is not None and backend.is_available():
+            states[kind] = bytes(backend.get_rng_state().tolist())
+    return {name: digest("state", (len(state),), state) for name, state in states.items()}
+
+
 def in_effect() -> dict[str, Any]:
     """Determinism settings as the libraries report them now."""
     return {
@@ -85,6 +102,7 @@ def in_effect() -> dict[str, Any]:
         "num_threads": torch.get_num_threads(),
         "num_interop_threads": torch.get_num_interop_threads(),
         "hash_randomization": bool(sys.flags.hash_randomization),
-        "seeds": {"torch": torch.initial_seed(), "python_state": hash(random.getstate()) & 0xFFFFFFFF},
+        "torch_seed": torch.initial_seed(),
+        "random_states": random_states(),
         "variables": {name: os.environ.get(name) for name in VARIABLES},
     }

@@ -6,14 +6,16 @@ mindstudio-probe 26.2.0:
 - Undistributed runs write to ``proc{pid}``: ``start`` is given the rank.
 - A second window in a step overwrites the first: each goes to a scratch folder and is renamed when it closes.
 - The hook that counts generated tokens stays on the model and later cuts off other windows: it is taken away again.
+- Paths with spaces or letters outside ASCII are refused: the scratch folder is then in the system's temporary folder.
 - A killed run leaves a valid, empty ``dump.json``: a window that closed carries ``window.json``.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from probe.errors import DumpError, UsageError
 from probe.store import layout
 from probe.store.writer import write_json
 from probe.types import RunSpec
+
+_MSPROBE_TAKES = re.compile(r"[a-zA-Z0-9_.:/-]+")
+"""Paths that msprobe writes to (its ``FileCheckConst.FILE_VALID_PATTERN``)."""
 
 
 class LayerDumper:
@@ -47,6 +52,8 @@ class LayerDumper:
         self._folder = folder
         self._spec = spec
         self._scratch = folder / ".window"
+        if not _MSPROBE_TAKES.fullmatch(str(self._scratch)):
+            self._scratch = Path(tempfile.mkdtemp(prefix="firstdiff-")) / "window"
         self._debugger = PrecisionDebugger(task=spec.task, level=spec.level, dump_path=str(self._scratch))
         self._service: Any = self._debugger.service
         self._window: dict[str, Any] | None = None
@@ -92,7 +99,7 @@ class LayerDumper:
         self._correct_paths(source, target)
         write_json(source / layout.WINDOW, {**window, "order": self._windows})
         self._windows += 1
-        os.replace(source, target)
+        shutil.move(source, target)
         shutil.rmtree(self._scratch)
 
     def abandon(self) -> None:

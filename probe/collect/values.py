@@ -102,8 +102,9 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     if hasattr(plain, "to_local"):  # a DTensor: what this rank holds
         plain = plain.to_local()
     plain = plain.resolve_conj().resolve_neg()
-    host: torch.Tensor = plain.contiguous().clone() if plain.device.type == "cpu" else plain.contiguous().to("cpu")
-    return host
+    # copied into a fresh tensor: what is contiguous already may have odd strides, and may be changed later
+    host = torch.empty(plain.shape, dtype=plain.dtype, device="cpu")
+    return host.copy_(plain)
 
 
 def raw_bytes(host: torch.Tensor) -> memoryview:

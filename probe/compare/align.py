@@ -23,20 +23,20 @@ def align(left: Sequence[Key], right: Sequence[Key]) -> list[tuple[Key, int | No
         >>> align("abd", "acd")
         [('a', 0, 0), ('b', 1, None), ('c', None, 1), ('d', 2, 2)]
     """
-    in_left = {key: index for index, key in enumerate(left)}
+    in_left = set(left)
     in_right = {key: index for index, key in enumerate(right)}
     merged: list[tuple[Key, int | None, int | None]] = []
     position = 0
+
+    def take_right_only(end: int) -> None:
+        nonlocal position
+        merged.extend((right[i], None, i) for i in range(position, end) if right[i] not in in_left)
+        position = max(position, end)
+
     for index, key in enumerate(left):
-        if key in in_right:
-            while position < len(right) and right[position] != key and right[position] not in in_left:
-                merged.append((right[position], None, position))
-                position += 1
-            merged.append((key, index, in_right[key]))
-            if position < len(right) and right[position] == key:
-                position += 1
-        else:
-            merged.append((key, index, None))
-    placed = {key for key, _, _ in merged}
-    merged += [(key, None, index) for key, index in in_right.items() if key not in placed]
+        place = in_right.get(key)
+        if place is not None:
+            take_right_only(place)
+        merged.append((key, index, place))
+    take_right_only(len(right))
     return merged

@@ -13,6 +13,7 @@ from probe.errors import DumpError
 from probe.store.reader import Array, Dump, read_values
 from probe.types import Record
 
+NOTHING_RECORDED = "neither run recorded key data: nothing was compared"
 Status = Literal["same", "different", "missing", "extra", "unreadable", "not_compared"]
 
 
@@ -97,7 +98,7 @@ def compare_key_data(a: Dump, b: Dump, last_step: int | None = None) -> KeyDataC
     """
     result = KeyDataComparison(problems=[*a.problems, *b.problems])
     if not a.records and not b.records:
-        result.problems.append("neither run recorded key data: nothing was compared")
+        result.problems.append(NOTHING_RECORDED)
     by_digest = a.digest_algorithm == b.digest_algorithm
     if not by_digest and a.digest_algorithm and b.digest_algorithm:
         result.problems.append(

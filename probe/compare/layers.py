@@ -32,8 +32,8 @@ class LayerDifference:
 
     @property
     def full_name(self) -> str:
-        """Module or parameter name with its model's role in front."""
-        return f"{self.window.role}.{self.event.name}"
+        """Module or parameter name with its model's role in front; the role alone for a whole stage."""
+        return f"{self.window.role}.{self.event.name}" if self.event.name else self.window.role
 
     @property
     def enclosing(self) -> str:
@@ -70,12 +70,12 @@ class LayerComparison:
         first = self.first
         if first is None:
             return []
-        place = (self._order(first)[0], first.event.key)
-        return sorted({d.window.rank for d in self.differences if (self._order(d)[0], d.event.key) == place})
+        place = (*self._order(first)[:3], first.event.key)
+        return sorted({d.window.rank for d in self.differences if (*self._order(d)[:3], d.event.key) == place})
 
-    def _order(self, difference: LayerDifference) -> tuple[int, int, int]:
-        stage = self.stages.index(difference.window.stage)
-        return (stage, difference.window.micro_step, difference.position)
+    def _order(self, difference: LayerDifference) -> tuple[int, int, int, int]:
+        window = difference.window
+        return (window.step, self.stages.index(window.stage), window.micro_step, difference.position)
 
 
 def compare_layers(c: Path, d: Path) -> LayerComparison:
@@ -92,10 +92,10 @@ def compare_layers(c: Path, d: Path) -> LayerComparison:
     except DumpError as error:
         result.problems.append(str(error))
         return result
+    shared = {key[:3] for key in windows_c} & {key[:3] for key in windows_d}
     for key, index_c, index_d in align(list(windows_c), list(windows_d)):
         if index_c is None or index_d is None:
-            where = (windows_d if index_c is None else windows_c)[key].folder
-            result.problems.append(f"{where}: the other run has no such layer dump")
+            _note_lone_window(windows_d[key] if index_c is None else windows_c[key], index_d is None, shared, result)
             continue
         one, two = windows_c[key], windows_d[key]
         unfinished = [str(window.folder) for window in (one, two) if not window.complete]
@@ -107,6 +107,17 @@ def compare_layers(c: Path, d: Path) -> LayerComparison:
         except DumpError as error:
             result.problems.append(str(error))
     return result
+
+
+def _note_lone_window(window: Window, in_c: bool, shared: set[tuple[str, int, int]], result: LayerComparison) -> None:
+    """A stage that one run entered once more is a difference; one that only one run was told to dump says nothing."""
+    if window.key[:3] not in shared:
+        result.problems.append(f"{window.folder}: the other run has no such layer dump")
+        return
+    if window.stage not in result.stages:
+        result.stages.append(window.stage)
+    event = LayerEvent("stage_start", "", 0, None, ())
+    result.differences.append(LayerDifference("missing" if in_c else "extra", 0, window, event, True))
 
 
 def _compare_window(one: Window, two: Window, result: LayerComparison) -> None:

@@ -50,7 +50,7 @@ def describe(left: Array, right: Array) -> ValueDifference | None:
     flat_left, flat_right = left.reshape(-1), right.reshape(-1)
     for start in range(0, left.size, CHUNK):
         a, b = flat_left[start : start + CHUNK], flat_right[start : start + CHUNK]
-        differs = np.flatnonzero(_bits_differ(a, b))
+        differs = np.flatnonzero(bits_differ(a, b))
         if differs.size == 0:
             continue
         first = start + int(differs[0]) if first is None else first
@@ -64,7 +64,8 @@ def describe(left: Array, right: Array) -> ValueDifference | None:
     return ValueDifference(index, pair, count, int(left.size), absolute, relative)
 
 
-def _bits_differ(a: Array, b: Array) -> Array:
+def bits_differ(a: Array, b: Array) -> Array:
+    """Which elements of two arrays of one size and dtype have different bits, in row-major order; bool, flat."""
     width = a.dtype.itemsize
     rows = [np.ascontiguousarray(x).view(np.uint8).reshape(-1, width) for x in (a, b)]
     return np.asarray((rows[0] != rows[1]).any(axis=1))

@@ -26,7 +26,9 @@ def first_problem(error: ValidationError, source: str, root: type[BaseModel], pr
         prefix: Dotted path of ``root`` inside the file.
     """
     finding = error.errors()[0]
-    location = [part for part in finding["loc"] if not _is_union_label(part, finding["loc"])]
+    location = list(finding["loc"])
+    if location[:1] == ["trainer"] and location[1:2] in (["integrated"], ["command"]):
+        del location[1]  # it only says which kind of trainer was tried
     key = ".".join([prefix] * bool(prefix) + [str(part) for part in location])
     match finding["type"]:
         case "extra_forbidden":
@@ -42,11 +44,6 @@ def first_problem(error: ValidationError, source: str, root: type[BaseModel], pr
             message = finding["msg"][0].lower() + finding["msg"][1:]
             problem = f"{message}, not {_short(finding['input'])}"
     return ConfigError(source, key, problem)
-
-
-def _is_union_label(part: Any, location: tuple[Any, ...]) -> bool:
-    """Whether a part of a location only says which kind of trainer was tried."""
-    return len(location) > 1 and location[0] == "trainer" and location[1] == part and part in ("integrated", "command")
 
 
 def _short(value: Any) -> str:

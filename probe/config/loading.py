@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,17 +25,24 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1, but ``1e-6`` is a number and a key may not stand twice."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+class _Dumper(yaml.SafeDumper):
+    """Writes what ``_Loader`` reads back: the string ``1e-6`` in quotes."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
 
 
 def _mapping_with_distinct_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, Hashable):
+            raise yaml.constructor.ConstructorError(None, None, "a key must be a single value", key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
         seen.add(key)
@@ -78,12 +86,12 @@ def load_profile(name: str, overrides: list[str] | None = None) -> Profile:
     path = find_profile(name)
     raw = _read_mapping(path)
     base = path.parent
-    trainer = raw.get("trainer")
-    if isinstance(trainer, dict) and isinstance(trainer.get("config"), str):
-        file = base / trainer["config"]
-        trainer["config"] = _resolve_paths(_read_mapping(file, "trainer.config"), file.parent)
     for override in overrides or []:
+        if override.startswith("trainer.config."):
+            _inline_trainer_file(raw, base)
         _apply(raw, override)
+    _inline_trainer_file(raw, base)
+    trainer = raw.get("trainer")
     if isinstance(trainer, dict):
         if isinstance(trainer.get("config"), dict):
             _resolve_paths(trainer["config"], base)
@@ -116,7 +124,8 @@ def to_yaml(model: StrictModel, exclude: dict[str, Any] | None = None) -> str:
         model: The configuration.
         exclude: Keys to leave out, as pydantic's ``model_dump`` takes them.
     """
-    return yaml.safe_dump(model.model_dump(mode="json", exclude=exclude), sort_keys=False, allow_unicode=True)
+    values = model.model_dump(mode="json", exclude=exclude)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def profile_schema() -> dict[str, Any]:
@@ -146,6 +155,16 @@ def _read_mapping(path: Path, key: str = "") -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ConfigError(str(path), key, f"must be a mapping of sections, not {type(raw).__name__}")
     return raw
+
+
+def _inline_trainer_file(raw: dict[str, Any], base: Path) -> None:
+    """Puts the trainer file that a profile names in its place; mistakes in it are its own."""
+    trainer = raw.get("trainer")
+    if isinstance(trainer, dict) and isinstance(trainer.get("config"), str):
+        file = base / trainer["config"]
+        config = _resolve_paths(_read_mapping(file, "trainer.config"), file.parent)
+        _validate(TrainingConfig, config, str(file))
+        trainer["config"] = config
 
 
 def _resolve_paths(config: dict[str, Any], base: Path) -> dict[str, Any]:

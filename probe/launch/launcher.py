@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import shutil
@@ -27,6 +28,10 @@ _output = logging.getLogger("firstdiff.trainer")
 class Launcher(Protocol):
     """Starts one kind of trainer."""
 
+    def cannot_dump_layers(self) -> str | None:
+        """Why this trainer cannot dump layers here; None when it can, or when only trying will tell."""
+        ...
+
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the trainer to its end.
 
@@ -51,6 +56,12 @@ class IntegratedLauncher:
     def __init__(self, profile: Profile, trainer: IntegratedTrainer) -> None:
         self._profile = profile
         self._trainer = trainer
+
+    def cannot_dump_layers(self) -> str | None:
+        """It runs in this environment: without msprobe here there is none there. See ``Launcher``."""
+        if importlib.util.find_spec("msprobe") is not None:
+            return None
+        return "msprobe is not installed (its wheels are for Linux)"
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Writes the run's own trainer file and starts the trainer on it. See ``Launcher``."""
@@ -94,6 +105,10 @@ class CommandLauncher:
     def __init__(self, profile: Profile, trainer: CommandTrainer) -> None:
         self._profile = profile
         self._trainer = trainer
+
+    def cannot_dump_layers(self) -> str | None:
+        """The command's environment is its own: only trying will tell. See ``Launcher``."""
+        return None
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Starts the command with ``probe`` importable and the spec in its environment. See ``Launcher``."""

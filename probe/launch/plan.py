@@ -21,12 +21,16 @@ def run_spec(profile: Profile, run: str, dump_path: Path, target: Target | None 
         target: Where to dump layers; None dumps what the profile's own switches say.
     """
     stages: tuple[str, ...] = ()
+    seeds: dict[str, int] = {}
     first, last, tokens = 0, 0, (0, 0)
     if profile.trainer.kind == "integrated":
         section = profile.trainer.config.msprobe_config
         stages = section.model_copy(update={"msprobe": True}).dump_stages
         first, last = section.step_start, section.step_end
         tokens = (section.token_range_start, section.token_range_end)
+        seed, sampling = profile.trainer.config.megatron_training.seed, profile.trainer.config.generate_config
+        drawn = sampling.sampling_config.seed
+        seeds = {"seed": seed, "sampling_seed": seed if drawn is None else drawn}
     if target is not None:
         stages = tuple(stage for stage in SWITCH_OF_STAGE if stage in {*stages, *target.stages})
         first = last = target.step
@@ -45,7 +49,7 @@ def run_spec(profile: Profile, run: str, dump_path: Path, target: Target | None 
         level=profile.record.layers.level,
         last_step=target.step if target is not None else None if steps is None else steps - 1,
         on_error=profile.record.on_error,
-        determinism=profile.determinism.model_dump(),
+        determinism={**profile.determinism.model_dump(), **seeds},
         configuration=profile.model_dump(mode="json"),
     )
 

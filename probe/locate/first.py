@@ -7,9 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from probe.compare import Entry, KeyDataComparison
+from probe.compare.values import bits_differ
 from probe.errors import DumpError
 from probe.store.reader import Dump, read_values
 from probe.types import STAGE_OF_TAG, Target
+
+ALL_TOKENS = 1_000_000
+"""A token beyond the last of any response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class FirstKeyData:
     def stage(self) -> str | None:
         """The stage whose model computed it; None for data and host code."""
         record = self.entry.record
+        if record.tag in STAGE_OF_TAG and STAGE_OF_TAG[record.tag] is None:
+            return None  # wherever it was saved
         if record.tag != "weights":
             return record.stage or STAGE_OF_TAG.get(record.tag)
         return {"actor": "actor_update", "critic": "critic_update"}.get(record.path.split(".")[0])
@@ -65,16 +71,21 @@ def target_of(first: FirstKeyData, a: Dump, b: Dump) -> Target | None:
 
 
 def _first_token(first: FirstKeyData, a: Dump, b: Dump) -> int:
-    """The first generated token that differs in any row: a column of the last axis; 0 where values were not kept."""
+    """The first generated token that differs in any row: a column of the last axis.
+
+    ``ALL_TOKENS`` where the records do not say: their values were not kept, or have no such axis in common.
+    """
     one, two = first.entry.a, first.entry.b
     if one is None or two is None or not one.file or not two.file:
-        return 0
+        return ALL_TOKENS
     try:
         left, right = read_values(a.folder, one), read_values(b.folder, two)
     except DumpError:
-        return 0
+        return ALL_TOKENS
     if left.ndim < 2 or left.shape[:-1] != right.shape[:-1] or left.dtype != right.dtype:
-        return 0
+        return ALL_TOKENS
     width = min(left.shape[-1], right.shape[-1])
-    unequal = (left[..., :width] != right[..., :width]).reshape(-1, width).any(axis=0)
-    return int(np.argmax(unequal)) if unequal.any() else max(width - 1, 0)
+    if width == 0:
+        return ALL_TOKENS
+    unequal = bits_differ(left[..., :width], right[..., :width]).reshape(-1, width).any(axis=0)
+    return int(np.argmax(unequal)) if unequal.any() else ALL_TOKENS

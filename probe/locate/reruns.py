@@ -40,7 +40,7 @@ def judge_reruns(
         c: Run c.
     """
     earlier = any(entry.order < first.entry.order for entry in pair.differing)
-    reproduced = bool(layers.differences or pair.differing)
+    reproduced = bool(layers.differences) or any(entry.order <= first.entry.order for entry in pair.differing)
     side = None if reproduced else _side(first, a, b, c)
     return Reruns(reproduced, usable=not earlier, sides_with=side)
 

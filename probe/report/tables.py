@@ -15,6 +15,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from probe.errors import DumpError
 from probe.store import layout
 from probe.store.layers import find_windows
 
@@ -62,7 +63,11 @@ def layer_tables(c: Path, d: Path, folder: Path) -> Tables:
         d: The other.
         folder: Receives the tables.
     """
-    if not find_windows(c) or not find_windows(d):
+    try:
+        both = find_windows(c) and find_windows(d)
+    except DumpError as error:
+        return Tables(not_made=[f"layers: {error}"])
+    if not both:
         return Tables(not_made=["layers: no layers were dumped in both runs"])
     problem = _in_own_process("layers", c, d, folder)
     made = sorted(folder.glob("compare_result_*.xlsx"))

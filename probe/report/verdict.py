@@ -114,12 +114,15 @@ def last_line(document: dict[str, Any], report: Path | None) -> str:
         what = cause["name"] or first["name"]
         parts.append(f"step {first['step']}, {first['stage'] or 'no stage'}, {what} ({cause['kind']})")
     elif document["verdict"] == "identical":
-        parts.append(f"all {document['key_data']['compared']} records are the same bit for bit")
+        layers = document["layers"]["compared"]
+        records = document["key_data"]["compared"]
+        counted = [f"{records} records"] * bool(records) + [f"{layers} layer events"] * bool(layers)
+        parts.append(f"all {' and '.join(counted)} are the same bit for bit")
     elif document["not_compared"]:
         parts.append(str(document["not_compared"][0]))
     if report is not None:
         parts.append(f"report {report}")
-    return "; ".join(parts)
+    return " ".join("; ".join(parts).split())
 
 
 def _first_key_data(first: FirstKeyData | None) -> dict[str, Any] | None:

@@ -18,7 +18,9 @@ from probe.store import layout
 from probe.store.digest import digest
 from probe.types import ROLES_OF_STAGE, STAGES
 
-EventKind = Literal["weights", "forward_input", "forward_output", "grad_output", "grad_input", "param_grad"]
+EventKind = Literal[
+    "stage_start", "weights", "forward_input", "forward_output", "grad_output", "grad_input", "param_grad"
+]
 
 _NAME = re.compile(r"Module\.(?P<name>.+)\.(?P<type>[^.]+)\.(?P<way>forward|backward|parameters_grad)\.(?P<call>\d+)")
 _STATISTICS = frozenset({"Max", "Min", "Mean", "Norm", "data_name", "md5", "requires_grad"})
@@ -78,26 +80,34 @@ class LayerEvent:
 
 
 def find_windows(dump: Path) -> list[Window]:
-    """All layer windows of a dump folder, in the order in which they were opened."""
+    """All layer windows of a dump folder, in the order in which they were opened.
+
+    msprobe's ``proc{pid}``, where it was not told a rank, counts as rank 0.
+
+    Raises:
+        DumpError: A layer dump lies in a folder that names no step and rank, or two lie in the same place.
+    """
     windows = []
     for number, stage in enumerate(STAGES):
-        for file in sorted((dump / stage).glob("step*/rank*/**/dump.json")):
-            window = _window(file, dump, stage, number)
-            if window is not None:
-                windows.append(window)
+        windows += [_window(file, dump, stage, number) for file in sorted((dump / stage).glob("**/dump.json"))]
+    if len({window.key for window in windows}) < len(windows):
+        raise DumpError(f"{dump}: two layer dumps of the same stage, step and rank")
     return sorted(windows, key=lambda window: (window.step, window.order, window.rank, window.micro_step))
 
 
-def _window(file: Path, dump: Path, stage: str, number: int) -> Window | None:
-    match = re.fullmatch(r"step(\d+)/rank(\d+)(?:/micro_step(\d+))?", file.parent.relative_to(dump / stage).as_posix())
+def _window(file: Path, dump: Path, stage: str, number: int) -> Window:
+    place = file.parent.relative_to(dump / stage).as_posix()
+    match = re.fullmatch(r"step(\d{1,9})/(?:rank(\d{1,9})|proc\d+)(?:/micro_step(\d{1,9}))?", place)
     if match is None:
-        return None
+        raise DumpError(f"{file}: not in a step and rank folder")
     step, rank, micro_step = (int(part or 0) for part in match.groups())
     marker = file.parent / layout.WINDOW
     role, order, complete = ROLES_OF_STAGE[stage][-1], number, True
     if marker.is_file():
         note = _read_json(marker)
-        role, order = str(note.get("role", role)), int(note.get("order", order))
+        role, order = note.get("role", role), note.get("order", order)
+        if not isinstance(role, str) or not isinstance(order, int):
+            raise DumpError(f"{marker}: damaged (a value has the wrong type)")
     elif (dump / layout.MANIFEST).is_file():
         complete = False  # our own recording marks every window that closed
     return Window(file.parent, stage, step, rank, micro_step, role, order, complete)
@@ -116,6 +126,8 @@ def read_events(window: Window) -> list[LayerEvent]:
     data = dump.get("data")
     if not isinstance(data, dict) or not data:
         raise DumpError(f"{window.folder}: dump.json is empty")
+    if not all(isinstance(content, dict) for content in data.values()):
+        raise DumpError(f"{window.folder}: dump.json is damaged (an entry is not an object)")
     events: list[LayerEvent] = []
     entered: set[str] = set()
     to_enter = iter(construct)
@@ -222,7 +234,7 @@ def _content(window: Window, value: Any) -> str:
         name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         return f"{name}{list(shape)} {digest(name, shape, _bytes_of(tensor))}"
     if isinstance(value, dict):
-        if value.get("type") == "torch.Tensor" and value.get("shape") and 0 not in value["shape"]:
+        if value.get("type") == "torch.Tensor" and 0 not in value.get("shape", ()):
             raise DumpError(f"{window.folder}: a tensor of {value['shape']} was not stored")
         value = {key: child for key, child in value.items() if key not in _STATISTICS}
     return json.dumps(value, sort_keys=True)
@@ -239,10 +251,12 @@ def load_tensor(window: Window, file_name: str) -> Any:
     except ImportError as error:
         raise DumpError(f"{window.folder}: reading layer dumps needs torch; pip install torch") from error
     path = window.folder / "dump_tensor_data" / file_name
-    if path.parent.resolve() != (window.folder / "dump_tensor_data").resolve():
-        raise DumpError(f"{path}: lies outside the dump folder")
     try:
+        if path.resolve().parent != (window.folder / "dump_tensor_data").resolve():
+            raise DumpError(f"{path}: lies outside the dump folder")
         tensor = torch.load(path, map_location="cpu", weights_only=True)
+    except DumpError:
+        raise
     except Exception as error:  # noqa: BLE001  (torch.load raises anything on a damaged file)
         raise DumpError(f"{path}: not a readable tensor ({' '.join(str(error).split())[:200]})") from error
     if not isinstance(tensor, torch.Tensor):
@@ -253,7 +267,8 @@ def load_tensor(window: Window, file_name: str) -> Any:
 def _bytes_of(tensor: Any) -> bytes | memoryview:
     import torch
 
-    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    plain = tensor.resolve_conj().resolve_neg()
+    flat = plain.clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).numpy().data.cast("B") if flat.numel() else b""
 
 

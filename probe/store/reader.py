@@ -57,19 +57,24 @@ def read_dump(folder: Path) -> Dump:
     if not folder.is_dir():
         raise DumpError(f"{folder}: no such dump folder")
     manifest = _read_manifest(folder)
+    if manifest is None and (folder / layout.INDEX).exists():
+        raise DumpError(f"{folder}: has an index but no {layout.MANIFEST}; the dump is damaged")
     if manifest is None:
         if not any((folder / name).is_dir() for name in (layout.DATA, *STAGES)):
             raise DumpError(f"{folder}: holds no dump; a dump folder has data/ or a stage's folder in it")
         return _scan(folder)
     problems = [f"{folder}: {error}" for error in manifest["errors"]]
-    complete = manifest["complete"] and not problems
-    if not complete and not problems:
+    if not manifest["complete"] and not problems:
         problems.append(f"{folder}: the run did not finish; {manifest['steps_finished']} steps are whole")
     records: dict[int, list[Record]] = {}
     for rank in manifest["ranks"]:
         records[rank], found = _read_index(folder, rank)
         problems += found
-    return Dump(folder, records, complete, manifest["steps_finished"], manifest["digest"], problems)
+    listed = {f"rank{rank}.jsonl" for rank in manifest["ranks"]}
+    for file in sorted((folder / layout.INDEX).glob("*")):
+        if file.name not in listed:
+            problems.append(f"{file}: the manifest does not list it")
+    return Dump(folder, records, not problems, manifest["steps_finished"], manifest["digest"], problems)
 
 
 def read_values(folder: Path, record: Record) -> Array:
@@ -81,11 +86,15 @@ def read_values(folder: Path, record: Record) -> Array:
     if record.file is None:
         raise DumpError(f"{folder}: {record.tag} has no stored values")
     path = folder / record.file
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise DumpError(f"{path}: lies outside the dump folder")
     try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise DumpError(f"{path}: lies outside the dump folder")
+        if path.exists() and not path.is_file():
+            raise DumpError(f"{path}: not a file")
         return _open_npy(path)
-    except (OSError, ValueError, EOFError) as error:
+    except DumpError:
+        raise
+    except Exception as error:  # noqa: BLE001  (NumPy's header parser raises anything on damaged bytes)
         raise DumpError(f"{path}: not a readable .npy file ({' '.join(str(error).split())})") from error
 
 
@@ -140,10 +149,12 @@ def _read_index(folder: Path, rank: int) -> tuple[list[Record], list[str]]:
                 records.append(_parse(line))
     except OSError as error:
         return records, [f"{path}: cannot be read ({error.strerror})"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, DumpError, RecursionError) as error:
         return records, [f"{path}: line {len(records) + 1} is damaged ({error})"]
     if any(record.rank != rank for record in records):
         return records, [f"{path}: holds records of another rank"]
+    if len({(record.step, record.key) for record in records}) < len(records):
+        return records, [f"{path}: holds a record twice"]
     return records, []
 
 
@@ -173,12 +184,12 @@ def _scan(folder: Path) -> Dump:
     for base, folders, files in os.walk(folder / layout.DATA, followlinks=False):
         folders.sort()
         for name in sorted(files):
-            if not name.endswith(".npy"):
-                continue
-            relative = os.path.relpath(os.path.join(base, name), folder)
-            record = _record_of_file(folder, Path(relative).as_posix(), problems)
-            if record is not None:
-                found.append(record)
+            relative = Path(os.path.relpath(os.path.join(base, name), folder)).as_posix()
+            if name.endswith(".npy"):
+                record = _record_of_file(folder, relative, problems)
+                found += [record] if record else []
+            elif name.endswith(".json") and not any(other.startswith(name[:-4]) for other in files if other != name):
+                problems.append(f"{folder / relative}: its values are missing")
     found.sort(key=lambda r: (r.step, TAGS.index(r.tag) if r.tag in TAGS else len(TAGS), r.tag, r.micro_step, r.path))
     records: dict[int, list[Record]] = {}
     for record in found:
@@ -216,6 +227,6 @@ def _record_of_file(folder: Path, relative: str, problems: list[str]) -> Record 
         values = read_values(folder, record)
     except DumpError as error:
         problems.append(str(error))
-        return None
+        return record  # it is there: comparing it finds it unreadable, not missing
     fields = {name: getattr(record, name) for name in Record.__dataclass_fields__}
     return Record(**{**fields, "dtype": str(values.dtype), "shape": values.shape})

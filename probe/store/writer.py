@@ -139,8 +139,11 @@ class DumpWriter:
         """
         folder = self._folder / layout.record_folder(tag, step, rank, 0)
         folder.mkdir(parents=True, exist_ok=True)
+        place = (tag, step, rank, 0)
+        stem = layout.record_stem(tag, self._numbers[place])
+        self._numbers[place] += 1
         described = {path: {"dtype": dtype, "shape": list(shape), "digest": d} for path, dtype, shape, d in entries}
-        write_json(folder / f"{tag}.json", {"data": described})
+        write_json(folder / f"{stem}.json", {"data": described})
         for path, dtype, shape, value in entries:
             self.add(tag, step, rank, 0, path, None, None, dtype, shape, value)
 

@@ -1,0 +1,134 @@
+"""Profiles as models: what a check sets itself cannot be contradicted, and the schema is the models'."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from probe.config import Determinism, Profile, load_profile, profile_schema
+from probe.config.loading import SHIPPED_PROFILES
+from probe.types import STAGES
+
+SHIPPED = sorted(SHIPPED_PROFILES.glob("*.yaml"))
+
+
+def integrated(**config: Any) -> dict[str, Any]:
+    return {"trainer": {"kind": "integrated", "config": config}}
+
+
+@pytest.mark.parametrize("trainer", [{"kind": "integrated"}, {"kind": "command", "command": ["python", "train.py"]}])
+def test_a_profile_needs_nothing_but_its_trainer(trainer: dict[str, Any]) -> None:
+    profile = Profile.model_validate({"trainer": trainer})
+    assert profile.record.key_data == "full"
+    assert profile.check.steps is None
+
+
+def test_a_profile_needs_a_trainer() -> None:
+    with pytest.raises(ValidationError, match="trainer"):
+        Profile.model_validate({})
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [({"msprobe": False}, "msprobe is false"), ({"dump_path": "./msprobe_dump"}, "dump_path")],
+)
+def test_what_a_check_sets_itself_cannot_be_contradicted(section: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Profile.model_validate(integrated(msprobe_config=section))
+
+
+def test_a_profile_may_leave_msprobe_out_or_say_true() -> None:
+    Profile.model_validate(integrated(msprobe_config={}))
+    Profile.model_validate(integrated(msprobe_config={"msprobe": True, "reference_dump": True}))
+
+
+def test_a_check_needs_integrated_mode() -> None:
+    with pytest.raises(ValidationError, match="use_integrated_worker is false"):
+        Profile.model_validate(integrated(rl_config={"use_integrated_worker": False}))
+
+
+def test_only_the_integrated_trainer_plants_faults() -> None:
+    fault = {"role": "actor", "module": "model.norm"}
+    Profile.model_validate({**integrated(), "faults": [fault]})
+    with pytest.raises(ValidationError, match="only the integrated trainer"):
+        Profile.model_validate({"trainer": {"kind": "command", "command": ["x"]}, "faults": [fault]})
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_fault_takes_every_stage(stage: str) -> None:
+    fault = {"role": "actor", "module": "model.norm", "stage": stage}
+    assert Profile.model_validate({**integrated(), "faults": [fault]}).faults[0].stage == stage
+
+
+def test_determinism_becomes_the_documented_environment() -> None:
+    assert Determinism(num_threads=2).environment == {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "HCCL_DETERMINISTIC": "true",
+        "LCCL_DETERMINISTIC": "1",
+        "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
+        "CLOSE_MATMUL_K_SHIFT": "1",
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "2",
+        "MKL_NUM_THREADS": "2",
+    }
+
+
+def test_determinism_leaves_alone_what_is_null() -> None:
+    keys = [key for key in Determinism.model_fields if key != "deterministic_algorithms"]
+    assert Determinism.model_validate(dict.fromkeys(keys)).environment == {}
+
+
+def test_the_schema_file_is_not_stale() -> None:
+    stored = json.loads((SHIPPED_PROFILES / "profile.schema.json").read_text(encoding="utf-8"))
+    assert stored == profile_schema(), "run: make schema"
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_profiles_load_and_fit_the_schema(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("# yaml-language-server: $schema=profile.schema.json\n")
+    jsonschema.Draft202012Validator(profile_schema()).validate(yaml.safe_load(text))
+    load_profile(file.stem)
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        {},
+        {"trainer": {"kind": "verl"}},
+        {"trainer": {"kind": "command", "command": "python train.py"}},
+        {"trainer": {"kind": "command", "command": []}},
+        {**integrated(), "chek": {}},
+        integrated(msprobe_config={"dump": True}),
+        {**integrated(), "check": {"steps": 0}},
+    ],
+)
+def test_the_schema_refuses_what_the_models_refuse(profile: dict[str, Any]) -> None:
+    assert not jsonschema.Draft202012Validator(profile_schema()).is_valid(profile)
+    with pytest.raises(ValidationError):
+        Profile.model_validate(profile)
+
+
+def test_the_schema_takes_a_configuration_as_a_path() -> None:
+    profile = {"trainer": {"kind": "integrated", "config": "grpo.yaml"}}
+    jsonschema.Draft202012Validator(profile_schema()).validate(profile)
+
+
+def test_every_key_of_the_schema_is_described() -> None:
+    schema = profile_schema()
+    models = {"Profile": schema, **schema["$defs"]}
+
+    def described(field: dict[str, Any]) -> bool:
+        section = field.get("$ref", next((child.get("$ref") for child in field.get("anyOf", ())), ""))
+        return "description" in field or "description" in schema["$defs"].get(section.removeprefix("#/$defs/"), {})
+
+    def undescribed(name: str, model: dict[str, Any]) -> list[str]:
+        return [f"{name}.{key}" for key, field in model.get("properties", {}).items() if not described(field)]
+
+    assert [key for name, model in models.items() for key in undescribed(name, model)] == []
