@@ -133,6 +133,8 @@ class RunSpec:
             ValueError: The text is not JSON.
         """
         raw = json.loads(text)
+        if not isinstance(raw, dict):
+            raise ValueError(f"a spec is an object, not {type(raw).__name__}")
         raw["dump_stages"] = tuple(raw.get("dump_stages", ()))
         raw["token_range"] = tuple(raw.get("token_range", (0, 0)))
         return cls(**raw)

@@ -16,6 +16,8 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ class LayerDumper:
 
     def __init__(self, folder: Path, spec: RunSpec) -> None:
         try:
+            from msprobe.core.common.runtime import Runtime
             from msprobe.pytorch import PrecisionDebugger
         except ImportError as error:
             raise UsageError(
@@ -56,6 +59,7 @@ class LayerDumper:
             self._scratch = Path(tempfile.mkdtemp(prefix="firstdiff-")) / "window"
         self._debugger = PrecisionDebugger(task=spec.task, level=spec.level, dump_path=str(self._scratch))
         self._service: Any = self._debugger.service
+        self._runtime: Any = Runtime
         self._window: dict[str, Any] | None = None
         self._token_hooks: list[tuple[torch.nn.Module, int]] = []
         self._windows = 0
@@ -64,13 +68,10 @@ class LayerDumper:
         """Whether a stage is dumped at a step."""
         return stage in self._spec.dump_stages and self._spec.step_start <= step <= self._spec.step_end
 
-    def open(self, stage: str, step: int, rank: int, micro_step: int, role: str, model: torch.nn.Module) -> None:
-        """Opens a window: from here on the model's modules are dumped.
-
-        A stage entered inside another dumped one belongs to the outer window.
-        """
+    def open(self, stage: str, step: int, rank: int, micro_step: int, role: str, model: torch.nn.Module) -> bool:
+        """Opens a window: from here on the model's modules are dumped. False when one is open already."""
         if self._window is not None:
-            return
+            return False
         self._window = {"stage": stage, "step": step, "rank": rank, "micro_step": micro_step, "role": role}
         self._service.first_start = True  # otherwise the rank of the first window stays
         self._service.config.dump_path = str(self._scratch)
@@ -81,19 +82,30 @@ class LayerDumper:
         self._debugger.start(**arguments)
         added = set(model._forward_pre_hooks) - hooks_before  # noqa: SLF001
         self._token_hooks = [(model, key) for key in added]
+        return True
 
-    def close(self, stage: str) -> None:
-        """Closes the window that a stage opened, and gives it its name.
+    @contextmanager
+    def paused(self, stage: str) -> Iterator[None]:
+        """Dumps nothing while another stage than the window's runs inside it: its model may carry hooks too."""
+        if self._window is None or self._window["stage"] == stage:
+            yield
+            return
+        running, self._runtime.is_running = self._runtime.is_running, False
+        try:
+            yield
+        finally:
+            self._runtime.is_running = running
+
+    def close(self) -> None:
+        """Closes the open window and gives it its name.
 
         Raises:
             DumpError: msprobe wrote nothing.
         """
-        if self._window is None or self._window["stage"] != stage:
-            return
         window = self._stop()
         source = self._scratch / "step0" / f"rank{window['rank']}"
         if not (source / "dump.json").is_file():
-            raise DumpError(f"{source}: msprobe wrote no dump of stage {stage}")
+            raise DumpError(f"{source}: msprobe wrote no dump of stage {window['stage']}")
         target = self._target(window)
         target.parent.mkdir(parents=True, exist_ok=True)
         self._correct_paths(source, target)

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,19 +119,21 @@ class Probe:
             return
         place = (name, micro_step or 0, self._rank(rank))
         self._stages.append(place)
+        opened = False
         with self._guard():
-            self._open_window(*place)
+            opened = self._open_window(*place)
         try:
-            yield
+            with self._layers.paused(name) if self._layers is not None else nullcontext():
+                yield
         except BaseException:
-            if self._layers is not None:
+            if self._layers is not None and opened:
                 self._layers.abandon()
             raise
         finally:
             self._stages.pop()
         with self._guard():
-            if self._layers is not None:
-                self._layers.close(name)
+            if self._layers is not None and opened:
+                self._layers.close()
 
     def save(
         self,
@@ -182,15 +184,21 @@ class Probe:
                 self._writer.finish_step(self._step)
         self._step += 1
 
-    def close(self) -> None:
-        """Ends the recording of a run that went well. Called at the interpreter's exit when a trainer does not."""
+    def close(self, failed: bool = False) -> None:
+        """Ends the recording. Called at the interpreter's exit when a trainer does not.
+
+        Args:
+            failed: Whether the run went wrong: its dump is then never taken for a whole one. An exception that ended
+                the interpreter is noticed without it; an exit status is not, only who started the run sees that.
+        """
         writer, self._writer = self._writer, None
-        if writer is None or self._spec is None:
+        if writer is None or self._spec is None or self._process != os.getpid():  # a fork is not the run's end
             return
         atexit.unregister(self.close)
         with self._guard():
             self._write_environment(self._spec)
-        writer.close(complete=not self._failed)
+        ended_by_exception = getattr(sys, "last_value", None) is not self._last_error
+        writer.close(complete=not (failed or self._failed or ended_by_exception))
 
     # ---- inside ----
 
@@ -211,14 +219,9 @@ class Probe:
                 from probe.collect.layers import LayerDumper
 
                 self._layers = LayerDumper(folder, spec)
+        self._process = os.getpid()
+        self._last_error = getattr(sys, "last_value", None)
         atexit.register(self.close)
-        previous = sys.excepthook
-
-        def note_failure(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            self._failed = True
-            previous(kind, error, trace)
-
-        sys.excepthook = note_failure
 
     def _rank(self, rank: int | None) -> int:
         if rank is not None:
@@ -226,16 +229,17 @@ class Probe:
         distributed = torch.distributed
         return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
-    def _open_window(self, stage: str, micro_step: int, rank: int) -> None:
+    def _open_window(self, stage: str, micro_step: int, rank: int) -> bool:
+        """Opens a layer window if the stage is to be dumped and none is open. Returns whether it did."""
         if self._layers is None or not self._layers.wants(stage, self._step):
-            return
+            return False
         role = next((role for role in ROLES_OF_STAGE[stage] if role in self._models), None)
         if role is None:
             raise UsageError(
                 f"stage {stage} is to be dumped, but no model is attached as {' or '.join(ROLES_OF_STAGE[stage])};"
                 " call probe.attach first"
             )
-        self._layers.open(stage, self._step, rank, micro_step, role, self._models[role])
+        return self._layers.open(stage, self._step, rank, micro_step, role, self._models[role])
 
     def _save_weights(self, writer: DumpWriter) -> None:
         entries = []

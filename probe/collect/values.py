@@ -56,7 +56,7 @@ class Snapshot:
         if isinstance(value, torch.Tensor):
             return cls._of_tensor(value, mask)
         if isinstance(value, str) or value is None:
-            raw = ("" if value is None else value).encode()
+            raw = ("" if value is None else value).encode(errors="surrogatepass")
             kind = "none" if value is None else "str"
             return cls(kind, (len(raw),), digest(kind, (len(raw),), raw), np.frombuffer(raw, np.uint8))
         if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
@@ -67,8 +67,9 @@ class Snapshot:
     def _of_array(cls, array: Array, mask: torch.Tensor | None) -> Snapshot:
         if array.dtype.kind not in "biufc":
             raise RecordError(f"an array of {array.dtype} cannot be recorded; save numbers")
-        array = np.ascontiguousarray(array).reshape(array.shape)
-        name = array.dtype.newbyteorder("=").name
+        shape, native = array.shape, array.dtype.newbyteorder("=")
+        array = np.ascontiguousarray(array, native).reshape(shape)
+        name = native.name
         data = array.tobytes()
         masked = None
         if mask is not None and tuple(mask.shape) == array.shape:
@@ -84,8 +85,7 @@ class Snapshot:
         host = to_host(tensor)
         masked = None
         if mask is not None and tuple(mask.shape) == shape:
-            outside = ~mask.detach().to("cpu").bool()
-            masked = digest(name, shape, raw_bytes(host.clone().masked_fill_(outside, 0)))
+            masked = digest(name, shape, _masked_bytes(host, mask))
         return cls(name, shape, digest(name, shape, raw_bytes(host)), _as_numbers(host), masked)
 
 
@@ -115,6 +115,14 @@ def raw_bytes(host: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data.cast("B")
 
 
+def _masked_bytes(host: torch.Tensor, mask: torch.Tensor) -> bytes:
+    """The bytes of a tensor with those of the entries outside the mask set to zero; works on every dtype."""
+    kept = mask.detach().to("cpu").bool().reshape(-1).numpy()
+    entries = np.frombuffer(raw_bytes(host), np.uint8).reshape(len(kept), -1).copy() if len(kept) else np.empty((0, 0))
+    entries[~kept] = 0
+    return entries.tobytes()
+
+
 def _as_numbers(host: torch.Tensor) -> Array:
     if host.dtype in _NUMPY_HOLDS:
         target = _NUMPY_HOLDS[host.dtype]
@@ -123,7 +131,11 @@ def _as_numbers(host: torch.Tensor) -> Array:
     try:
         return host.numpy()
     except TypeError:  # the float8 family and whatever comes after it
+        pass
+    try:
         return host.to(torch.float32).numpy()
+    except (NotImplementedError, RuntimeError) as error:
+        raise RecordError(f"a tensor of {host.dtype} cannot be recorded; save it in another dtype") from error
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,7 @@ from probe.config import CommandTrainer, IntegratedTrainer, Profile, TrainerRunC
 from probe.errors import TrainerError
 from probe.launch.process import run_process
 from probe.store import layout
+from probe.store.writer import mark_incomplete
 from probe.types import SWITCH_OF_STAGE, RunSpec
 
 DUMP_FOLDER = "msprobe_dump"
@@ -153,6 +154,7 @@ def _run(
                 signs_of_life=_growth_of(Path(spec.dump_path)),
             )
         except TrainerError as error:
+            mark_incomplete(Path(spec.dump_path), str(error))
             raise TrainerError(f"run {spec.run}: {error}", error.exit_code_of_child, error.log_tail) from error
     if not (Path(spec.dump_path) / layout.MANIFEST).exists():
         raise TrainerError(

@@ -199,3 +199,18 @@ class DumpWriter:
 
     def _write_manifest(self) -> None:
         write_json(self._folder / layout.MANIFEST, self._manifest)
+
+
+def mark_incomplete(folder: Path, reason: str) -> None:
+    """Notes in a dump's manifest that its run failed, which only whoever started the run may know.
+
+    Args:
+        folder: The dump folder; nothing happens where it has no manifest that can be read.
+        reason: One sentence.
+    """
+    path = folder / layout.MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+        write_json(path, {**manifest, "complete": False, "errors": [*manifest["errors"], reason]})
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # without a readable manifest the dump is not complete either

@@ -7,15 +7,23 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from probe.config import TrainerRunConfig, load_trainer_config
-from probe.errors import FirstdiffError
+from probe.errors import ConfigError, FirstdiffError, UsageError
 from probe.types import RunSpec
+
+
+class _Parser(argparse.ArgumentParser):
+    """Exits with our status for bad usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(UsageError.exit_code, f"{self.prog}: {message}\n")
 
 
 def main() -> int:
     """Reads the configuration, sets the environment up, trains. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m probe.trainer", description=__doc__)
+    parser = _Parser(prog="python -m probe.trainer", description=__doc__)
     parser.add_argument("--config", required=True, type=Path, help="MindSpeed-RL style YAML file")
     arguments = parser.parse_args()
     try:
@@ -28,8 +36,15 @@ def main() -> int:
         probe = Probe.from_env()
         if not probe.active:
             probe = Probe(spec_of(config))
-        GRPOTrainer(config, probe).train()
+        try:
+            GRPOTrainer(config, probe).train()
+        except BaseException:
+            probe.close(failed=True)
+            raise
         probe.close()
+    except ConfigError as error:
+        sys.stderr.write(f"{error if error.source else ConfigError(str(arguments.config), error.key, error.problem)}\n")
+        return error.exit_code
     except FirstdiffError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

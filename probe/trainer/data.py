@@ -90,20 +90,26 @@ def _read_questions(file: Path) -> list[Question]:
     key = "megatron_training.data_path"
     questions = []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(file), key, f"cannot be read ({error})") from error
     for number, line in enumerate(lines, start=1):
         try:
             if line.strip():
                 entry = json.loads(line)
-                questions.append(Question(str(entry["prompt"]), str(entry["answer"])))
+                questions.append(Question(_text(entry["prompt"]), _text(entry["answer"])))
         except (ValueError, KeyError, TypeError) as error:
             problem = f"line {number} is not an object with prompt and answer"
             raise ConfigError(str(file), key, problem) from error
     if not questions:
         raise ConfigError(str(file), key, "holds no questions")
     return questions
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str | int | float):
+        raise TypeError(f"{value!r} is no text")
+    return str(value)
 
 
 def load_questions(config: MegatronTraining) -> Questions:

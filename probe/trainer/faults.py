@@ -87,6 +87,10 @@ def _resum(output: Any) -> Any:
     """
     if isinstance(output, tuple):
         return (_resum(output[0]), *output[1:])
+    if isinstance(output, dict):  # transformers' ModelOutput
+        first = next(iter(output))
+        output[first] = _resum(output[first])
+        return output
     kind = output.device.type
     precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else output.dtype
     parts = [(output * (2 * (index + 1) / (PARTS * (PARTS + 1)))).to(precision) for index in range(PARTS)]

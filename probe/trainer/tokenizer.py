@@ -60,7 +60,7 @@ class FolderTokenizer:
 
         try:
             self._inner: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  (transformers raises anything on a damaged file)
             raise ConfigError(folder, "model.path", f"no tokenizer can be read there ({error})") from error
         if self._inner.eos_token_id is None:
             raise ConfigError(folder, "model.path", "its tokenizer names no end token (eos_token)")

@@ -462,8 +462,7 @@ ENDINGS = {
     "exception-in-a-stage": ("with probe.stage('actor_update'):\n    raise RuntimeError('mine')", 1, False),
     "exception-with-another-hook": ("sys.excepthook = lambda *_: None\nraise RuntimeError('mine')", 1, False),
     "interrupt": ("raise KeyboardInterrupt", -signal.SIGINT, False),
-    "sys-exit-3": ("sys.exit(3)", 3, False),
-    "sys-exit-text": ("sys.exit('it failed')", 1, False),
+    # an exit status is not seen from inside: test_launcher.py has the script that ends with sys.exit(3)
     "os-exit": ("os._exit(0)", 0, False),
     "kill": ("os.kill(os.getpid(), 9)", -signal.SIGKILL, False),
     "term": ("os.kill(os.getpid(), 15)", -signal.SIGTERM, False),

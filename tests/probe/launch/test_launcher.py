@@ -146,6 +146,22 @@ raise SystemExit(6)
         project.run(script, "command: [python, -S, train.py]\n  stall_seconds: 1")
 
 
+def test_the_dump_of_a_script_that_ended_with_an_error_status_is_not_complete(project):
+    script = """
+import sys
+from probe import Probe
+def main():
+    probe = Probe.from_env()
+    probe.save({"loss": 1})
+    probe.step()
+    return 3
+sys.exit(main())
+"""
+    with pytest.raises(TrainerError, match="exit status 3"):
+        project.run(script)
+    assert not read_dump(project.run_folder / "msprobe_dump").complete
+
+
 def test_each_kind_of_trainer_has_its_launcher(tmp_path):
     (tmp_path / "command.yaml").write_text("trainer: {kind: command, command: [python]}")
     (tmp_path / "integrated.yaml").write_text("trainer: {kind: integrated}")
