@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-STAGES: tuple[str, ...] = (
+Stage = Literal[
     "actor_generate_sequences",
     "actor_compute_log_prob",
     "reference_compute_log_prob",
     "critic_compute_values",
     "actor_update",
     "critic_update",
-)
+]
+STAGES: tuple[str, ...] = get_args(Stage)
 """The stages of a training step, in the order in which a PPO-like step enters them."""
 
 TAGS: tuple[str, ...] = (

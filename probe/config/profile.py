@@ -8,15 +8,7 @@ from pydantic import Field, model_validator
 
 from probe.config.base import StrictModel
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
-
-StageName = Literal[
-    "actor_generate_sequences",
-    "actor_compute_log_prob",
-    "reference_compute_log_prob",
-    "critic_compute_values",
-    "actor_update",
-    "critic_update",
-]
+from probe.types import Stage
 
 
 class Launch(StrictModel):
@@ -129,7 +121,7 @@ class Fault(StrictModel):
     """Dotted name of the module in that model, such as ``model.layers.1.mlp.down_proj``."""
     step: int | None = Field(default=None, ge=0)
     """The only step at which it acts; null acts at every step."""
-    stage: StageName | None = None
+    stage: Stage | None = None
     """The only stage in which it acts; null acts in all."""
 
 

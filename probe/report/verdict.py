@@ -39,7 +39,7 @@ class CheckResult:
     runs: dict[str, Path] = field(default_factory=dict)
     """Dump folder of every run."""
     trainer_steps: int = 0
-    """Training steps that were run."""
+    """Training steps that were run and recorded."""
     recipe_steps: int = 0
     """Training steps that the documented recipe runs for the same answer: whole runs each time."""
     seconds: float = 0.0

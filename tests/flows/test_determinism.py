@@ -121,6 +121,47 @@ def test_a_planted_module_is_named(check: Callable[..., Any], role: str, module:
     assert document["cause"]["name"] == f"{role}.{module}"
 
 
+def test_digests_alone_lead_to_the_module_too(check: Callable[..., Any]) -> None:
+    """Without values nobody knows which token differs first: all are dumped."""
+    module = "model.layers.1.self_attn.v_proj"
+    fault = f"faults=[{{role: actor, module: {module}, step: 1, stage: actor_generate_sequences}}]"
+    done = check("deterministic", "--set", "check.steps=2", "--set", fault, "--set", "record.key_data=digests")
+
+    document = done.document
+    assert (done.status, document["first"]["step"]) == (1, 1)
+    assert document["first"]["stage"] == "actor_generate_sequences"
+    assert document["cause"]["name"] == f"actor.{module}"
+    assert any(sentence.startswith("keydata") for sentence in document["tables"]["not_made"])
+
+
+def test_without_msprobe_a_check_works_from_our_own_records(
+    check: Callable[..., Any], tmp_path: Path, root: Path
+) -> None:
+    """msprobe has wheels for Linux only. Here it is hidden from the child processes, as there is no other system."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(
+        "import importlib.util as u, sys\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == 'msprobe': raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+        "real = u.find_spec\n"
+        "u.find_spec = lambda name, package=None: None if name == 'msprobe' else real(name, package)\n"
+    )
+    done = check("demo", "--set", "check.steps=3", PYTHONPATH=str(hidden))
+
+    document = done.document
+    assert (done.status, document["verdict"]) == (1, "divergent")
+    assert document["first"]["step"] == 2
+    assert document["first"]["stage"] == "reference_compute_log_prob"
+    assert document["key_data"]["first"]["tag"] == "ref_log_prob"
+    assert document["tables"]["made"] == []
+    assert len(document["tables"]["not_made"]) > 5
+    assert all("msprobe is not installed" in sentence for sentence in document["tables"]["not_made"])
+    assert any("no layers were dumped" in note for note in document["notes"])
+
+
 SCRIPT = """
 import random, sys
 import torch
