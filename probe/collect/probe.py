@@ -14,7 +14,7 @@ import torch
 
 from probe.collect import environment
 from probe.collect.values import Snapshot, leaves, raw_bytes, to_host
-from probe.errors import DumpError, UsageError
+from probe.errors import DumpError, RecordError, UsageError
 from probe.store import layout
 from probe.store.digest import digest
 from probe.store.writer import DumpWriter, write_json
@@ -164,6 +164,8 @@ class Probe:
             stage_micro_step if micro_step is None else micro_step,
         )
         with self._guard():
+            if not isinstance(data, dict):
+                raise RecordError(f"save takes a dict of tag to value, not {type(data).__name__}")
             for tag, value in data.items():
                 layout.check_tag(tag)
                 for path, leaf in leaves(value):

@@ -29,6 +29,8 @@ class LayerDifference:
     event: LayerEvent
     first_in_window: bool
     """Whether no event of its kind of pass (forward or backward) came before it in the window."""
+    opens_pass: bool = False
+    """Whether it is the input of the module that every forward pass of the window enters first."""
 
     @property
     def full_name(self) -> str:
@@ -126,6 +128,7 @@ def _compare_window(one: Window, two: Window, result: LayerComparison) -> None:
     if one.stage not in result.stages:
         result.stages.append(one.stage)
     passes_seen: set[bool] = set()
+    entry = next((name for kind, name, _ in events_c if kind == "forward_input"), None)
     for position, (key, index_c, index_d) in enumerate(align(list(events_c), list(events_d))):
         backward = key[0] in ("grad_output", "grad_input", "param_grad")
         event = events_c[key] if index_c is not None else events_d[key]
@@ -138,7 +141,8 @@ def _compare_window(one: Window, two: Window, result: LayerComparison) -> None:
             status = "different"
         if status is not None:
             first = backward not in passes_seen
-            result.differences.append(LayerDifference(status, position, one, event, first))
+            opens = key[:2] == ("forward_input", entry)
+            result.differences.append(LayerDifference(status, position, one, event, first, opens))
         if key[0] != "weights":
             passes_seen.add(backward)
         result.compared += 1

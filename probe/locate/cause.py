@@ -94,6 +94,9 @@ def _layer_cause(difference: LayerDifference) -> Cause:
             )
         case "forward_output":
             return Cause("module_forward", name, "same inputs and weights, different output")
+        case "forward_input" if _follows_a_drawn_token(difference):
+            why = "the model gave the same outputs, then got another token: the generation's seed, or code between them"
+            return Cause("sampling", "responses", why)
         case "forward_input" if difference.first_in_window:
             return Cause("data", name, "the first module entered already got different inputs: code before the model")
         case "forward_input":
@@ -110,6 +113,12 @@ def _layer_cause(difference: LayerDifference) -> Cause:
             return Cause(
                 "gradient", name, "the gradients in the model are the same, the parameter's is not: accumulation"
             )
+
+
+def _follows_a_drawn_token(difference: LayerDifference) -> bool:
+    """Whether it is the model's own input in generation that differs, after earlier passes that did not."""
+    later_pass = difference.opens_pass and not difference.first_in_window
+    return later_pass and difference.window.stage == "actor_generate_sequences"
 
 
 def cause_of_key_data(

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from probe.compare import compare_key_data, compare_layers
+from probe.compare import LayerComparison, LayerDifference, compare_key_data, compare_layers
 from probe.locate import Cause, First, cause_of_key_data, cause_of_layers, first_key_data
+from probe.store.layers import LayerEvent, Window
 from probe.store.reader import read_dump
 
 MakeDump = Callable[..., Path]
@@ -52,6 +53,17 @@ class TestLayers:
         located = cause_of_layers(None, compare_layers(layer_runs / "base", layer_runs / "second-window"))
         assert located is not None
         assert located[0].micro_step == 1
+
+    @pytest.mark.parametrize(
+        ("name", "opens", "kind"), [("model", True, "sampling"), ("lm_head", False, "module_input")]
+    )
+    def test_tell_a_drawn_token_from_code_in_the_model(self, tmp_path: Path, name: str, opens: bool, kind: str) -> None:
+        window = Window(tmp_path, "actor_generate_sequences", 1, 0, 0, "actor", 0, True)
+        event = LayerEvent("forward_input", name, 2, None, ())
+        layers = LayerComparison(9, [LayerDifference("different", 5, window, event, False, opens)], [window.stage])
+        located = cause_of_layers(None, layers)
+        assert located is not None
+        assert located[1].kind == kind
 
     def test_name_the_ranks(self, layer_runs: Path) -> None:
         located = cause_of_layers(None, compare_layers(layer_runs / "base", layer_runs / "both-ranks"))
