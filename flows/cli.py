@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from flows import settings
-from probe.errors import FirstdiffError
+from probe.errors import DumpError, FirstdiffError
 from probe.types import EXIT_CODES
 
 app = typer.Typer(
@@ -77,7 +77,10 @@ def check(
         from flows.determinism import determinism_check
         from probe.report import last_line
 
-        document = determinism_check(profile, override, str(folder))
+        try:
+            document = determinism_check(profile, override, str(folder))
+        except OSError as error:  # a full disk, say
+            raise DumpError(f"{folder}: {error.strerror or error}; no verdict could be written") from error
         document.pop("folder")
         report = os.path.relpath(folder / "report.html")
         return Outcome(document, last_line(document, Path(report)), EXIT_CODES[document["verdict"]])

@@ -8,6 +8,7 @@ from typing import Any
 
 from probe.compare import KeyDataComparison, LayerComparison, compare_key_data, compare_layers
 from probe.compare.keydata import NOTHING_RECORDED
+from probe.errors import UsageError
 from probe.locate import SecondPair, conclude, first_key_data
 from probe.locate.cause import cause_of_layers
 from probe.report import CheckResult, key_data_tables, layer_tables, verdict_document, write_report, write_verdict
@@ -32,6 +33,10 @@ def compare_dumps(a: Path, b: Path, out: Path | None) -> dict[str, Any]:
     """
     start = time.monotonic()
     if out is not None:
+        if any(out.resolve().is_relative_to(dump.resolve()) for dump in (a, b)):
+            raise UsageError(f"{out}: lies inside a dump that is to be compared; name another folder with --out")
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError(f"{out}: not an empty folder; name another with --out")
         layout.claim(out)
     dump_a, dump_b = read_dump(a), read_dump(b)
     key_data = compare_key_data(dump_a, dump_b)
@@ -47,6 +52,8 @@ def compare_dumps(a: Path, b: Path, out: Path | None) -> dict[str, Any]:
         layers=layers if has_layers else None,
         runs={"a": a, "b": b},
     )
+    if a.resolve() == b.resolve():
+        result.notes.append("both dumps are the same folder")
     second = SecondPair(key_data, layers, dump_a) if has_layers else None
     answer = conclude(first, key_data, dump_a, dump_b, second)
     result.first, result.cause = answer.first, answer.cause

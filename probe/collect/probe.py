@@ -117,7 +117,7 @@ class Probe:
         if self._idle:
             yield
             return
-        place = (name, micro_step or 0, self._rank(rank))
+        place = (name, _count("micro_step", micro_step or 0), _count("rank", self._rank(rank)))
         self._stages.append(place)
         opened = False
         with self._guard():
@@ -166,6 +166,9 @@ class Probe:
         with self._guard():
             if not isinstance(data, dict):
                 raise RecordError(f"save takes a dict of tag to value, not {type(data).__name__}")
+            place = (self._step, _count("rank", place[1]), _count("micro_step", place[2]))
+            if mask is not None:
+                mask = torch.as_tensor(mask)
             for tag, value in data.items():
                 layout.check_tag(tag)
                 for path, leaf in leaves(value):
@@ -276,3 +279,14 @@ class Probe:
                     raise DumpError(f"{self._folder}: {message}") from error
                 raise
             sys.stderr.write(f"firstdiff: {message}; training goes on\n")
+
+
+def _count(name: str, value: object) -> int:
+    """A rank or micro-step, which names a folder.
+
+    Raises:
+        RecordError: It is no whole number from 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise RecordError(f"{name}={value!r} is not a whole number from 0")
+    return value

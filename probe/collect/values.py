@@ -60,13 +60,13 @@ class Snapshot:
             kind = "none" if value is None else "str"
             return cls(kind, (len(raw),), digest(kind, (len(raw),), raw), np.frombuffer(raw, np.uint8))
         if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
-            return cls._of_array(np.asarray(value), mask)
+            return cls._of_array(value if isinstance(value, np.ndarray) else np.asarray(value), mask)
         raise RecordError(f"a {type(value).__name__} cannot be recorded; save tensors, arrays, numbers or strings")
 
     @classmethod
     def _of_array(cls, array: Array, mask: torch.Tensor | None) -> Snapshot:
-        if array.dtype.kind not in "biufc":
-            raise RecordError(f"an array of {array.dtype} cannot be recorded; save numbers")
+        if isinstance(array, np.ma.MaskedArray) or array.dtype.kind not in "biufc" or array.dtype.char in "gG":
+            raise RecordError(f"a {type(array).__name__} of {array.dtype} cannot be recorded; save numbers")
         shape, native = array.shape, array.dtype.newbyteorder("=")
         array = np.ascontiguousarray(array, native).reshape(shape)
         name = native.name
@@ -95,6 +95,8 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     Raises:
         RecordError: The tensor is sparse or quantised, or has no storage.
     """
+    if tensor.is_nested:
+        raise RecordError("a nested tensor cannot be recorded; save its parts")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         what = "meta" if tensor.is_meta else "quantised" if tensor.is_quantized else str(tensor.layout)
         raise RecordError(f"a {what} tensor cannot be recorded; save its dense values")
@@ -146,7 +148,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         [('a', 1), ('b.0', 2), ('b.1', 3)]
     """
     if isinstance(value, Mapping):
-        children = [(str(key), child) for key, child in value.items()]
+        children = [(_escaped(str(key)), child) for key, child in value.items()]
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         children = [(str(index), child) for index, child in enumerate(value)]
     else:
@@ -156,3 +158,8 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, f"<empty {type(value).__name__}>"
     for name, child in children:
         yield from leaves(child, f"{path}.{name}" if path else name)
+
+
+def _escaped(key: str) -> str:
+    """A key whose own dots are not taken for levels."""
+    return key.replace("\\", "\\\\").replace(".", "\\.")

@@ -13,6 +13,9 @@ from probe.errors import DumpError
 from probe.store.reader import Array, Dump, read_values
 from probe.types import Record
 
+END_OF_STEP = "end_of_step"
+"""Stands for a step that a run finished, where only one did."""
+_LAST_POSITION = 1 << 40
 NOTHING_RECORDED = "neither run recorded key data: nothing was compared"
 Status = Literal["same", "different", "missing", "extra", "unreadable", "not_compared"]
 
@@ -125,8 +128,29 @@ def compare_key_data(a: Dump, b: Dump, last_step: int | None = None) -> KeyDataC
                 if status != "same":
                     place = order.get(key, position)
                     result.entries.append(Entry(status, step, rank, place, one, two, problem))
+    _compare_step_counts(a, b, last_step, result)
     result.entries.sort(key=lambda entry: entry.order)
     return result
+
+
+def _compare_step_counts(a: Dump, b: Dump, last_step: int | None, result: KeyDataComparison) -> None:
+    """A step that only one run finished is a difference, also when nothing was recorded in it."""
+    if a.steps_finished is None or b.steps_finished is None:
+        return
+    wanted = None if last_step is None else last_step + 1
+    for dump, finished in ((a, a.steps_finished), (b, b.steps_finished)):
+        if wanted is not None and finished < wanted and dump.complete:
+            result.problems.append(f"{dump.folder}: {finished} of the {wanted} steps that were asked for were run")
+    told = {entry.step for entry in result.entries}
+    for step in range(*sorted((a.steps_finished, b.steps_finished))):
+        only_a = step < a.steps_finished
+        if step in told or not (b if only_a else a).complete:
+            continue  # its records say so already, or a problem does
+        record = Record(END_OF_STEP, step, 0, 0, "", 0, None, "none", (), None, None, None)
+        status: Status = "missing" if only_a else "extra"
+        result.counts[status] += 1
+        one, two = (record, None) if only_a else (None, record)
+        result.entries.append(Entry(status, step, 0, _LAST_POSITION, one, two, None))
 
 
 def _by_step(dump: Dump) -> dict[tuple[int, int], list[Record]]:
@@ -154,15 +178,30 @@ def _status(
         if end_of_other is not None and present.step >= end_of_other:
             return "not_compared", None
         return ("missing" if two is None else "extra"), None
+    if one.stage != two.stage:
+        return "different", f"saved in {one.stage or 'no stage'} in a, in {two.stage or 'no stage'} in b"
     if by_digest and one.digest is not None and two.digest is not None:
-        equal = (one.dtype, one.shape, one.digest) == (two.dtype, two.shape, two.digest)
-        return ("same" if equal else "different"), None
+        if (one.dtype, one.shape, one.digest) != (two.dtype, two.shape, two.digest):
+            return "different", None
+        problem = _unreadable(a, one) or _unreadable(b, two)
+        return ("unreadable" if problem else "same"), problem
     if one.dtype and two.dtype and (one.dtype, one.shape) != (two.dtype, two.shape):
         return "different", None
     try:
         return ("same" if _equal_bytes(read_values(a.folder, one), read_values(b.folder, two)) else "different"), None
     except DumpError as error:
         return "unreadable", str(error)
+
+
+def _unreadable(dump: Dump, record: Record) -> str | None:
+    """Why the values that a record names cannot be read, from the file's header and size; None when they can."""
+    if record.file is None:
+        return None
+    try:
+        read_values(dump.folder, record)
+    except DumpError as error:
+        return str(error)
+    return None
 
 
 def _equal_bytes(left: Array, right: Array) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from probe.compare.align import align
 from probe.errors import DumpError
-from probe.store.layers import LayerEvent, Window, content_of, find_windows, read_events
+from probe.store.layers import LayerEvent, Window, content_of, find_windows, read_events, require_all_tensors_listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,8 @@ def compare_layers(c: Path, d: Path) -> LayerComparison:
             continue
         try:
             _compare_window(one, two, result)
+            require_all_tensors_listed(one)
+            require_all_tensors_listed(two)
         except DumpError as error:
             result.problems.append(str(error))
     return result

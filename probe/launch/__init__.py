@@ -1,4 +1,4 @@
-"""Starting trainers as processes, watching them, and ending all that they started. Never imports a trainer."""
+"""Starting trainers as processes, watching them, and ending their process groups. Never imports a trainer."""
 
 from __future__ import annotations
 

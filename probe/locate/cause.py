@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from probe.compare import KeyDataComparison, LayerComparison, LayerDifference
+from probe.compare.keydata import END_OF_STEP
 from probe.locate.data import is_permutation, swapped_ranks
 from probe.locate.first import FirstKeyData
 from probe.store.reader import Dump
@@ -79,19 +80,20 @@ def cause_of_layers(first: FirstKeyData | None, layers: LayerComparison) -> tupl
         None,
         event.call,
     )
-    return place, _layer_cause(difference)
+    return place, _layer_cause(difference, layers)
 
 
-def _layer_cause(difference: LayerDifference) -> Cause:
+def _layer_cause(difference: LayerDifference, layers: LayerComparison) -> Cause:
     name, enclosing = difference.full_name, difference.enclosing
     if difference.status != "different":
         runs = "c, not in d" if difference.status == "missing" else "d, not in c"
         return Cause("calls", name, f"{name} was called in {runs}: caching, batching or control flow")
     match difference.event.kind:
+        case "weights" if difference.event.call:
+            return Cause("weights", name, "the parameter differs since its module last ran: an update in between")
         case "weights":
-            return Cause(
-                "weights", name, "the parameter differs before any module ran: an earlier update, load or init"
-            )
+            why = "the parameter differs before any module ran: an earlier update, load or init"
+            return Cause("weights", name, why)
         case "forward_output":
             return Cause("module_forward", name, "same inputs and weights, different output")
         case "forward_input" if _follows_a_drawn_token(difference):
@@ -110,9 +112,24 @@ def _layer_cause(difference: LayerDifference) -> Cause:
             why = f"the gradients before {name} are the same, the one that arrived is not: the backward of {enclosing}"
             return Cause("module_backward", enclosing, why)
         case _:
-            return Cause(
-                "gradient", name, "the gradients in the model are the same, the parameter's is not: accumulation"
+            module = name.rpartition(".")[0]
+            if _passes_on_another_gradient(module, difference, layers):
+                return Cause(
+                    "module_backward", module, "same gradient arrived, different ones came out of its backward"
+                )
+            why = (
+                "the gradients before it are the same, this parameter's is not: its module's backward, or accumulation"
             )
+            return Cause("gradient", name, why)
+
+
+def _passes_on_another_gradient(module: str, difference: LayerDifference, layers: LayerComparison) -> bool:
+    """Whether the module whose parameter got another gradient also passed another one on, in the same call."""
+    return any(
+        other.window == difference.window
+        and (other.event.kind, other.full_name, other.event.call) == ("grad_input", module, difference.event.call)
+        for other in layers.differences
+    )
 
 
 def _follows_a_drawn_token(difference: LayerDifference) -> bool:
@@ -137,9 +154,14 @@ def cause_of_key_data(
     event = "weights" if record.tag == "weights" else "data"
     name = record.path if record.tag == "weights" else record.tag
     place = First(entry.step, first.stage, first.ranks, record.micro_step, event, name, record.tag, record.call)
+    if record.tag == END_OF_STEP:
+        runs = "a, not in b" if entry.status == "missing" else "b, not in a"
+        return place, Cause("calls", "step", f"step {entry.step} was finished in {runs}")
     if entry.status != "different":
         runs = "a, not in b" if entry.status == "missing" else "b, not in a"
         return place, Cause("calls", record.tag, f"{record.tag} was saved in {runs}: batching, caching or control flow")
+    if entry.problem is not None:
+        return place, Cause("calls", record.tag, f"{record.tag} is {entry.problem}: control flow")
     kind, explanation = _kind_of_tag(record.tag, first.stage, layers_equal)
     permutation = is_permutation(entry, a, b)
     swapped = swapped_ranks(entry, comparison)
@@ -164,7 +186,8 @@ def _kind_of_tag(tag: str, stage: str | None, layers_equal: bool) -> tuple[str, 
     if tag in by_tag and not (layers_equal and tag == "weights"):
         return by_tag[tag]
     if tag == "weights":
-        return "optimizer", "the stage's layers and gradients are the same, the updated weights are not"
+        why = "the stage's forward and backward are the same: the optimizer, or what changed the gradients before it"
+        return "optimizer", why
     if stage is None:
         return "data", "no model is involved: host code that made this value"
     if not layers_equal:

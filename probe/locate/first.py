@@ -10,7 +10,7 @@ from probe.compare import Entry, KeyDataComparison
 from probe.compare.values import bits_differ
 from probe.errors import DumpError
 from probe.store.reader import Dump, read_values
-from probe.types import STAGE_OF_TAG, Target
+from probe.types import ROLES_OF_STAGE, STAGE_OF_TAG, Target
 
 ALL_TOKENS = 1_000_000
 """A token beyond the last of any response."""
@@ -38,7 +38,10 @@ class FirstKeyData:
         if record.tag in STAGE_OF_TAG and STAGE_OF_TAG[record.tag] is None:
             return None  # wherever it was saved
         if record.tag != "weights":
-            return record.stage or STAGE_OF_TAG.get(record.tag)
+            known = STAGE_OF_TAG.get(record.tag)
+            if known is None or record.stage is None:
+                return record.stage or known
+            return record.stage if ROLES_OF_STAGE[record.stage][-1] == ROLES_OF_STAGE[known][-1] else known
         return {"actor": "actor_update", "critic": "critic_update"}.get(record.path.split(".")[0])
 
     @property

@@ -130,6 +130,8 @@ def _entry(result: CheckResult, entry: Entry) -> dict[str, Any]:
     row = {"entry": entry, "record": record, "name": name, "detail": "", "difference": None}
     if entry.a is None or entry.b is None:
         row["detail"] = "only in run a" if entry.b is None else "only in run b"
+    elif entry.problem is not None:
+        row["detail"] = entry.problem
     elif (entry.a.dtype, entry.a.shape) != (entry.b.dtype, entry.b.shape):
         row["detail"] = f"{entry.a.dtype}{list(entry.a.shape)} against {entry.b.dtype}{list(entry.b.shape)}"
     elif entry.a.file and entry.b.file:

@@ -7,6 +7,7 @@ which they were entered; together they give the order of both.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ EventKind = Literal[
 ]
 
 _NAME = re.compile(r"Module\.(?P<name>.+)\.(?P<type>[^.]+)\.(?P<way>forward|backward|parameters_grad)\.(?P<call>\d+)")
+_NAMED_FILE = re.compile(r'"data_name": "([^"]+)"')
 _STATISTICS = frozenset({"Max", "Min", "Mean", "Norm", "data_name", "md5", "requires_grad"})
 
 
@@ -89,10 +91,22 @@ def find_windows(dump: Path) -> list[Window]:
     """
     windows = []
     for number, stage in enumerate(STAGES):
-        windows += [_window(file, dump, stage, number) for file in sorted((dump / stage).glob("**/dump.json"))]
+        windows += [_window(folder / "dump.json", dump, stage, number) for folder in _window_folders(dump / stage)]
     if len({window.key for window in windows}) < len(windows):
         raise DumpError(f"{dump}: two layer dumps of the same stage, step and rank")
     return sorted(windows, key=lambda window: (window.step, window.order, window.rank, window.micro_step))
+
+
+def _window_folders(stage: Path) -> list[Path]:
+    """Folders of a stage that hold a layer dump, or what is left of one."""
+    found = []
+    for base, folders, files in os.walk(stage, followlinks=False):
+        for name in [*folders, *files]:
+            if os.path.islink(os.path.join(base, name)):
+                raise DumpError(f"{os.path.join(base, name)}: a link is not followed")
+        if {"dump.json", layout.WINDOW, "construct.json"} & set(files):
+            found.append(Path(base))
+    return sorted(found)
 
 
 def _window(file: Path, dump: Path, stage: str, number: int) -> Window:
@@ -160,6 +174,19 @@ def read_events(window: Window) -> list[LayerEvent]:
     return weights + events
 
 
+def require_all_tensors_listed(window: Window) -> None:
+    """Makes sure that every stored tensor was compared: a ``dump.json`` that was cut short leaves some unnamed.
+
+    Raises:
+        DumpError: One is not named.
+    """
+    dump = _read_json(window.folder / "dump.json")
+    listed = set(_NAMED_FILE.findall(json.dumps(dump, ensure_ascii=False)))
+    for file in sorted((window.folder / "dump_tensor_data").glob("*")):
+        if file.name not in listed:
+            raise DumpError(f"{file}: dump.json does not name it")
+
+
 def _match(window: Window, full_name: str) -> re.Match[str]:
     match = _NAME.fullmatch(full_name)
     if match is None:
@@ -182,6 +209,8 @@ def _enter(full_name: str, construct: dict[str, Any], data: dict[str, Any]) -> I
         return
     parent, call = _parent(construct, full_name), int(match["call"])
     if match["way"] == "forward":
+        if call:  # an update between two calls changes what the second one computes with
+            yield from _parameter_events("weights", match, None, content.get("parameters", {}))
         arguments = {"args": content.get("input_args"), "kwargs": content.get("input_kwargs")}
         yield LayerEvent("forward_input", match["name"], call, parent, tuple(_leaves(arguments)))
     else:

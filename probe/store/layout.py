@@ -39,9 +39,10 @@ def check_tag(tag: object) -> str:
     Raises:
         RecordError: It cannot.
     """
-    if not isinstance(tag, str) or not _FOLDER_NAME.fullmatch(tag) or tag.strip(" .") != tag:
+    good = isinstance(tag, str) and _FOLDER_NAME.fullmatch(tag) and tag.strip(" .") == tag
+    if not good or len(str(tag).encode(errors="replace")) > 200 or any("\ud800" <= c <= "\udfff" for c in str(tag)):
         raise RecordError(f"tag {tag!r} is not a valid folder name")
-    return tag
+    return str(tag)
 
 
 def record_folder(tag: str, step: int, rank: int, micro_step: int) -> str:

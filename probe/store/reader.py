@@ -70,6 +70,11 @@ def read_dump(folder: Path) -> Dump:
     for rank in manifest["ranks"]:
         records[rank], found = _read_index(folder, rank)
         problems += found
+        expected = manifest["records"].get(str(rank))
+        if manifest["complete"] and not found and expected != len(records[rank]):
+            problems.append(f"{folder}: the index of rank {rank} has {len(records[rank])} records, not {expected}")
+    if not problems:
+        problems += _unlisted_values(folder, records)
     listed = {f"rank{rank}.jsonl" for rank in manifest["ranks"]}
     for file in sorted((folder / layout.INDEX).glob("*")):
         if file.name not in listed:
@@ -128,14 +133,35 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
         manifest = json.loads(path.read_bytes())
         if manifest["format"] > layout.FORMAT:
             raise DumpError(f"{path}: format {manifest['format']} is newer than this Firstdiff reads")
-        expected = {"ranks": list, "complete": bool, "steps_finished": int, "digest": str, "errors": list}
+        if manifest["format"] != layout.FORMAT:
+            raise ValueError(f"there is no format {manifest['format']}")
+        expected = {
+            "ranks": list,
+            "complete": bool,
+            "steps_finished": int,
+            "digest": str,
+            "errors": list,
+            "records": dict,
+        }
         if not all(isinstance(manifest[key], kind) for key, kind in expected.items()):
             raise ValueError("a value has the wrong type")
         if not all(isinstance(rank, int) and rank >= 0 for rank in manifest["ranks"]):
             raise ValueError("a rank is not a number")
+        if isinstance(manifest["steps_finished"], bool) or manifest["steps_finished"] < 0 or not manifest["digest"]:
+            raise ValueError("a value has the wrong type")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DumpError(f"{path}: damaged ({error})") from error
     return dict(manifest)
+
+
+def _unlisted_values(folder: Path, records: dict[int, list[Record]]) -> list[str]:
+    """Value files that no index line names: what they hold is not compared."""
+    listed = {record.file for found in records.values() for record in found}
+    return [
+        f"{file}: no index names it"
+        for file in sorted((folder / layout.DATA).rglob("*.npy"))
+        if file.relative_to(folder).as_posix() not in listed
+    ]
 
 
 def _read_index(folder: Path, rank: int) -> tuple[list[Record], list[str]]:
@@ -183,12 +209,16 @@ def _scan(folder: Path) -> Dump:
     problems: list[str] = []
     for base, folders, files in os.walk(folder / layout.DATA, followlinks=False):
         folders.sort()
+        links = [name for name in folders if os.path.islink(os.path.join(base, name))]
+        problems += [f"{os.path.join(base, name)}: a link is not followed" for name in links]
         for name in sorted(files):
             relative = Path(os.path.relpath(os.path.join(base, name), folder)).as_posix()
             if name.endswith(".npy"):
                 record = _record_of_file(folder, relative, problems)
                 found += [record] if record else []
-            elif name.endswith(".json") and not any(other.startswith(name[:-4]) for other in files if other != name):
+            elif not name.endswith(".json"):
+                problems.append(f"{folder / relative}: not a record")
+            elif not any(other.startswith(name[:-4]) and other.endswith(".npy") for other in files):
                 problems.append(f"{folder / relative}: its values are missing")
     found.sort(key=lambda r: (r.step, TAGS.index(r.tag) if r.tag in TAGS else len(TAGS), r.tag, r.micro_step, r.path))
     records: dict[int, list[Record]] = {}

@@ -32,7 +32,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Writes strict JSON (NaN and infinity are errors here; make them strings first), a whole file or nothing."""
-    write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False).encode())
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, text.encode(errors="backslashreplace"))  # a lone surrogate becomes its JSON escape
 
 
 def strict_number(value: float | int) -> float | int | str:
@@ -73,6 +74,7 @@ class DumpWriter:
         self._folder = folder
         self._keep_values = keep_values
         self._indexes: dict[int, IO[bytes]] = {}
+        self._counts: Counter[int] = Counter()
         self._numbers: Counter[tuple[str, int, int, int]] = Counter()
         self._calls: Counter[tuple[str, int, int, int, str]] = Counter()
         self._manifest: dict[str, Any] = {
@@ -80,6 +82,7 @@ class DumpWriter:
             "digest": ALGORITHM,
             "run": run,
             "ranks": [],
+            "records": {},
             "steps_finished": 0,
             "complete": False,
             "errors": [],
@@ -150,6 +153,7 @@ class DumpWriter:
     def finish_step(self, step: int) -> None:
         """Notes that a step is whole."""
         self._manifest["steps_finished"] = step + 1
+        self._count_records()
         self._write_manifest()
 
     def note_error(self, message: str) -> None:
@@ -166,6 +170,7 @@ class DumpWriter:
         for file in self._indexes.values():
             file.close()
         self._manifest["complete"] = complete and not self._manifest["errors"]
+        self._count_records()
         self._write_manifest()
 
     def _write_values(
@@ -186,6 +191,9 @@ class DumpWriter:
         write_json(folder / f"{stem}.json", {"data": described})
         return file
 
+    def _count_records(self) -> None:
+        self._manifest["records"] = {str(rank): count for rank, count in sorted(self._counts.items())}
+
     def _append(self, record: Record) -> None:
         index = self._indexes.get(record.rank)
         if index is None:
@@ -194,8 +202,9 @@ class DumpWriter:
             self._manifest["ranks"] = sorted(self._indexes)
             self._write_manifest()
         fields = {name: getattr(record, name) for name in Record.__dataclass_fields__}
-        line = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        line = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
         index.write(line.encode() + b"\n")
+        self._counts[record.rank] += 1
 
     def _write_manifest(self) -> None:
         write_json(self._folder / layout.MANIFEST, self._manifest)

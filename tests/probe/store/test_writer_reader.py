@@ -154,6 +154,7 @@ class TestFiles:
             "digest": "xxh3-128",
             "run": "a",
             "ranks": [0, 3],
+            "records": {"0": 1, "3": 1},
             "steps_finished": 3,
             "complete": True,
             "errors": [],
