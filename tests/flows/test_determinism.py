@@ -188,6 +188,12 @@ for step in range(3):
         loss.backward()
         probe.save({"loss": loss})
         optimizer.step(); optimizer.zero_grad()
+        if MODE == "between":
+            if step == 1:
+                with torch.no_grad():
+                    actor[2].bias.add_(random.SystemRandom().random())
+            loss = (actor(batch).squeeze(1) - rewards).square().mean()
+            probe.save({"loss": loss})
         if MODE == "update" and step == 2:
             with torch.no_grad():
                 actor[2].bias.add_(random.SystemRandom().random())
@@ -217,6 +223,7 @@ def command_profile(tmp_path: Path) -> Callable[[str], Path]:
         ("rewards", 1, None, "rewards"),
         ("loss", 1, "actor_update", "loss"),
         ("update", 2, "actor_update", "optimizer"),
+        ("between", 1, "actor_update", "weights"),
     ],
 )
 def test_a_command_trainer_is_located(
