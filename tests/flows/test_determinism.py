@@ -103,8 +103,8 @@ def test_deterministic_is_identical_without_a_server(firstdiff: Callable[..., An
     ("role", "module", "step", "stage"),
     [
         ("reference", "model.layers.0.self_attn.q_proj", 0, "reference_compute_log_prob"),
-        ("reference", "model.norm", 2, "reference_compute_log_prob"),
-        ("actor", "model.layers.0.self_attn.o_proj", 1, "actor_compute_log_prob"),
+        pytest.param("reference", "model.norm", 2, "reference_compute_log_prob", marks=pytest.mark.slow),
+        pytest.param("actor", "model.layers.0.self_attn.o_proj", 1, "actor_compute_log_prob", marks=pytest.mark.slow),
         ("actor", "model.layers.1.mlp.gate_proj", 1, "actor_update"),
         ("actor", "model.layers.0.mlp.down_proj", 1, "actor_generate_sequences"),
     ],
@@ -121,6 +121,7 @@ def test_a_planted_module_is_named(check: Callable[..., Any], role: str, module:
     assert document["cause"]["name"] == f"{role}.{module}"
 
 
+@pytest.mark.slow
 def test_digests_alone_lead_to_the_module_too(check: Callable[..., Any]) -> None:
     """Without values nobody knows which token differs first: all are dumped."""
     module = "model.layers.1.self_attn.v_proj"
@@ -220,9 +221,9 @@ def command_profile(tmp_path: Path) -> Callable[[str], Path]:
     ("mode", "step", "stage", "kind"),
     [
         ("shuffled", 1, None, "data"),
-        ("rewards", 1, None, "rewards"),
+        pytest.param("rewards", 1, None, "rewards", marks=pytest.mark.slow),
         ("loss", 1, "actor_update", "loss"),
-        ("update", 2, "actor_update", "optimizer"),
+        pytest.param("update", 2, "actor_update", "optimizer", marks=pytest.mark.slow),
         ("between", 1, "actor_update", "weights"),
     ],
 )
