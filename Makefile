@@ -28,10 +28,10 @@ demo: $(STAMP) ## Find the planted fault of profiles/demo.yaml
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python .ci/demo.py
 
 test: $(STAMP) lint ## Lint, types and the tests that take minutes
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 test-slow: $(STAMP) ## The long tests
-	$(BIN)/python -m pytest -m slow --numprocesses 2
+	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist worksteal
 
 lint: $(STAMP) ## Style and types
 	$(BIN)/ruff check .
