@@ -17,7 +17,7 @@ from prefect import flow
 from prefect.utilities.annotations import quote
 
 from probe.config import Profile, load_profile, to_yaml
-from probe.errors import InconclusiveError, TrainerError
+from probe.errors import InconclusiveError
 from probe.launch import check_folder, launcher_for
 from probe.locate import Conclusion, SecondPair, target_of
 from probe.report import CheckResult, Tables
@@ -56,7 +56,7 @@ def determinism_check(profile: str, overrides: list[str] | None = None, out: str
     except InconclusiveError as error:
         result.verdict = "inconclusive"
         result.error = str(error)
-        result.log_tail = error.log_tail if isinstance(error, TrainerError) else ""
+        result.log_tail = error.log_tail
     result.seconds = time.monotonic() - start
     document = write_results(_whole(result), folder)
     return {**document, "folder": str(folder)}
@@ -103,7 +103,7 @@ def _second_pair(profile: Profile, folder: Path, target: Target, result: CheckRe
         second = compare_layers(result.runs["c"], result.runs["d"])
     except InconclusiveError as error:
         result.notes.append(f"no layers were compared: {error}")
-        result.log_tail = error.log_tail if isinstance(error, TrainerError) else ""
+        result.log_tail = error.log_tail
         return None
     result.layers = second.layers
     result.trainer_steps += _steps(second.c) + _steps(read_dump(result.runs["d"]))

@@ -60,6 +60,8 @@ class InconclusiveError(FirstdiffError):
     """No verdict can be given."""
 
     exit_code = 2
+    log_tail = ""
+    """The last lines of ``trainer.log``, where a trainer is the reason."""
 
 
 class TrainerError(InconclusiveError):

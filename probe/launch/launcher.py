@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import shutil
@@ -17,6 +16,7 @@ from probe.config import CommandTrainer, IntegratedTrainer, Profile, TrainerRunC
 from probe.errors import TrainerError
 from probe.launch.process import run_process
 from probe.store import layout
+from probe.store.layers import msprobe_missing
 from probe.store.writer import mark_incomplete
 from probe.types import SWITCH_OF_STAGE, RunSpec
 
@@ -60,9 +60,7 @@ class IntegratedLauncher:
 
     def cannot_dump_layers(self) -> str | None:
         """It runs in this environment: without msprobe here there is none there. See ``Launcher``."""
-        if importlib.util.find_spec("msprobe") is not None:
-            return None
-        return "msprobe is not installed (its wheels are for Linux)"
+        return msprobe_missing()
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Writes the run's own trainer file and starts the trainer on it. See ``Launcher``."""

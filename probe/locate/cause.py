@@ -154,11 +154,10 @@ def cause_of_key_data(
     event = "weights" if record.tag == "weights" else "data"
     name = record.path if record.tag == "weights" else record.tag
     place = First(entry.step, first.stage, first.ranks, record.micro_step, event, name, record.tag, record.call)
+    runs = "a, not in b" if entry.status == "missing" else "b, not in a"
     if record.tag == END_OF_STEP:
-        runs = "a, not in b" if entry.status == "missing" else "b, not in a"
         return place, Cause("calls", "step", f"step {entry.step} was finished in {runs}")
     if entry.status != "different":
-        runs = "a, not in b" if entry.status == "missing" else "b, not in a"
         return place, Cause("calls", record.tag, f"{record.tag} was saved in {runs}: batching, caching or control flow")
     if entry.problem is not None:
         return place, Cause("calls", record.tag, f"{record.tag} is {entry.problem}: control flow")

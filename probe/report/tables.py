@@ -6,7 +6,6 @@ great deal: ``python -m probe.report.tables`` is where that happens.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from probe.errors import DumpError
 from probe.store import layout
-from probe.store.layers import find_windows
+from probe.store.layers import find_windows, msprobe_missing
 
 TIME_LIMIT = 1800.0
 """Longest time for one set of tables, in seconds."""
@@ -81,8 +80,9 @@ def _arrays(dump: Path) -> list[Path]:
 
 def _in_own_process(what: str, left: Path, right: Path, folder: Path) -> str | None:
     """Runs this module on two dumps. Returns why it failed, or None."""
-    if importlib.util.find_spec("msprobe") is None:
-        return "msprobe is not installed (its wheels are for Linux)"
+    reason = msprobe_missing()
+    if reason is not None:
+        return reason
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "probe.report.tables", what, *(str(p.absolute()) for p in (left, right, folder))]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent)}

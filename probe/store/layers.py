@@ -6,6 +6,7 @@ which they were entered; together they give the order of both.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -79,6 +80,13 @@ class LayerEvent:
     def key(self) -> tuple[str, str, int]:
         """What makes two events the same in two runs."""
         return (self.kind, self.name, self.call)
+
+
+def msprobe_missing() -> str | None:
+    """Why msprobe can do nothing in this environment; None when it is installed."""
+    if importlib.util.find_spec("msprobe") is not None:
+        return None
+    return "msprobe is not installed (its wheels are for Linux)"
 
 
 def find_windows(dump: Path) -> list[Window]:

@@ -76,7 +76,7 @@ def test_a_failure_of_msprobe_is_said(make_dump: MakeDump, tmp_path: Path) -> No
 def test_without_msprobe_the_reason_is_said(
     make_dump: MakeDump, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables.importlib.util, "find_spec", lambda name: None)  # as on another system than Linux
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # as on another system than Linux
     dumps = [make_dump(name, [("loss", 1.0)]) for name in "ab"]
     found = key_data_tables(*dumps, tmp_path / "keydata")
     assert found.not_made == ["keydata/loss.xlsx: msprobe is not installed (its wheels are for Linux)"]
