@@ -101,9 +101,11 @@ def compare(
 
     def work() -> Outcome:
         from probe.comparison import compare_dumps
-        from probe.report import last_line
+        from probe.report import last_line, summary_lines
 
         document = compare_dumps(dump_a, dump_b, out)
+        for line in [*summary_lines(document["key_data"]["summary"]), *document["notes"]]:
+            logging.getLogger("firstdiff").info("%s", line)
         report = out / "report.html" if out else None
         return Outcome(document, last_line(document, report), EXIT_CODES[document["verdict"]])
 
@@ -123,6 +125,25 @@ def doctor(as_json: Json = False) -> None:
         missing = document["missing"]
         line = f"missing: {', '.join(missing)}" if missing else "everything that is needed is here"
         return Outcome(document, line, 2 if missing else 0)
+
+    _run(work, as_json, verbose=False, quiet=False)
+
+
+@app.command()
+def bench(
+    name: Annotated[str | None, typer.Argument(help="recording, bytes or digests; all of them without it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure on this machine what recording and comparing cost, as ratios. Takes some minutes."""
+
+    def work() -> Outcome:
+        from probe.bench.suite import run_benchmarks, summary
+
+        document = run_benchmarks(name)
+        *lines, last = summary(document)
+        for line in lines:
+            logging.getLogger("firstdiff").info("%s", line)
+        return Outcome(document, last, 0)
 
     _run(work, as_json, verbose=False, quiet=False)
 
@@ -157,8 +178,8 @@ def _run(work: Callable[[], Outcome], as_json: bool, verbose: bool, quiet: bool)
     except Exception as error:  # noqa: BLE001  (whatever is left is a defect, and is said in one sentence too)
         raise SystemExit(_fail(_internal(error), 70, as_json)) from error
     if as_json:
-        sys.stdout.write(json.dumps(outcome.document, indent=2, ensure_ascii=False) + "\n")
-    sys.stderr.write(outcome.line + "\n")
+        sys.stdout.write(json.dumps(outcome.document, indent=2) + "\n")
+    sys.stderr.write(_printable(outcome.line) + "\n")
     raise SystemExit(outcome.exit_code)
 
 
@@ -172,7 +193,7 @@ def _fail(message: str, status: int, as_json: bool) -> int:
         sys.stdout.write(json.dumps({"format": 1, "verdict": None, "error": sentence}) + "\n")
     elif as_json:
         sys.stdout.write(json.dumps({"format": 1, "verdict": "inconclusive", "error": sentence}) + "\n")
-    sys.stderr.write(f"firstdiff: {sentence}\n")
+    sys.stderr.write(f"firstdiff: {_printable(sentence)}\n")
     return status
 
 
@@ -183,11 +204,23 @@ def _internal(error: Exception) -> str:
     return f"internal error, please report it with {file.name}: {type(error).__name__}: {error}"
 
 
+def _printable(text: str) -> str:
+    """Text for a terminal. Names come from anybody's dumps: none moves the cursor or has no encoding."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Formats a record as text that is safe for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _printable(super().format(record))
+
+
 def _log_to_stderr(verbose: bool, quiet: bool) -> None:
     logger = logging.getLogger("firstdiff")
     logger.setLevel(logging.INFO)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_PrintableFormatter("%(message)s"))
     handler.addFilter(lambda record: verbose or not (quiet or record.name == "firstdiff.trainer"))
     logger.handlers = [handler]
     logger.propagate = False

@@ -17,10 +17,10 @@ from prefect import flow
 from prefect.utilities.annotations import quote
 
 from probe.config import Profile, load_profile, to_yaml
-from probe.errors import InconclusiveError
-from probe.launch import check_folder, launcher_for
+from probe.errors import DumpError, InconclusiveError, TrainerError
+from probe.launch import check_folder, dump_folder, launcher_for
 from probe.locate import Conclusion, SecondPair, target_of
-from probe.report import CheckResult, Tables
+from probe.report import CheckResult, Tables, reservations
 from probe.store.reader import Dump, read_dump
 from probe.types import Target
 from tasks.collect import collect_key_data, collect_layers
@@ -72,21 +72,57 @@ def profile_yaml(profile: Profile) -> str:
 
 def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     """Steps 1 to 6; fills in the result as it goes, so that a failure keeps what was found."""
-    for run in ("a", "b"):
-        result.runs[run] = collect_key_data(profile, folder, run)
-    a, b = read_dump(result.runs["a"]), read_dump(result.runs["b"])
+    a, b, last_step, failures = _first_pair(profile, folder, result)
     result.trainer_steps = _steps(a) + _steps(b)
     result.recipe_steps = 2 * max(_steps(a), _steps(b))
-    last_step = None if profile.check.steps is None else profile.check.steps - 1
     comparison = compare_key_data(_whole(a), _whole(b), last_step)
     result.key_data = comparison
     result.verdict = comparison.verdict
+    result.notes += [*map(str, failures), *reservations(a, b, comparison)]
     result.tables.append(make_key_data_tables(a.folder, b.folder, folder / "keydata"))
+    if failures and not comparison.differences:
+        raise failures[0]
     first = locate_first_divergence(_whole(comparison))
     result.first_key_data = first
     target = None if first is None else target_of(first, a, b)
     second = None if target is None else _second_pair(profile, folder, target, result)
     _answer(result, name_first_difference(first, _whole(comparison), _whole(a), _whole(b), _whole(second)))
+
+
+def _first_pair(
+    profile: Profile, folder: Path, result: CheckResult
+) -> tuple[Dump, Dump, int | None, list[TrainerError]]:
+    """Step 1: runs a and b, the last step to compare, and which of them failed after recording something.
+
+    When run a fails, run b need not go further than a came: what both have may already differ.
+
+    Raises:
+        TrainerError: A run failed before it recorded anything.
+    """
+    dumps: list[Dump] = []
+    failures: list[TrainerError] = []
+    last_step = profile.check.last_step
+    for run in ("a", "b"):
+        try:
+            result.runs[run] = collect_key_data(profile, folder, run, last_step)
+            dumps.append(read_dump(result.runs[run]))
+        except TrainerError as error:
+            result.log_tail = result.log_tail or error.log_tail
+            failures.append(error)
+            dumps.append(_what_is_left(dump_folder(folder, run), failures[0]))
+            result.runs[run] = dumps[-1].folder
+            last_step = _steps(dumps[-1])
+    return dumps[0], dumps[1], last_step, failures
+
+
+def _what_is_left(folder: Path, failure: TrainerError) -> Dump:
+    try:
+        dump = read_dump(folder)
+    except DumpError:
+        raise failure from None
+    if all(source.last_step is None for source in dump.ranks.values()):
+        raise failure
+    return dump
 
 
 def _second_pair(profile: Profile, folder: Path, target: Target, result: CheckResult) -> SecondPair | None:

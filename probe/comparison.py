@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from probe.compare import KeyDataComparison, LayerComparison, compare_key_data, compare_layers
-from probe.compare.keydata import NOTHING_RECORDED
+from probe.compare.entries import NOTHING_RECORDED
 from probe.errors import UsageError
 from probe.locate import SecondPair, conclude, first_key_data
 from probe.locate.cause import cause_of_layers
-from probe.report import CheckResult, key_data_tables, layer_tables, verdict_document, write_report, write_verdict
-from probe.store import layout
+from probe.report import (
+    CheckResult,
+    key_data_tables,
+    layer_tables,
+    reservations,
+    verdict_document,
+    write_report,
+    write_summary,
+    write_verdict,
+)
 from probe.store.reader import read_dump
 from probe.types import Verdict
 
@@ -37,7 +45,10 @@ def compare_dumps(a: Path, b: Path, out: Path | None) -> dict[str, Any]:
             raise UsageError(f"{out}: lies inside a dump that is to be compared; name another folder with --out")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UsageError(f"{out}: not an empty folder; name another with --out")
-        layout.claim(out)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{out}: the folder cannot be made ({error.strerror}); name another with --out") from error
     dump_a, dump_b = read_dump(a), read_dump(b)
     key_data = compare_key_data(dump_a, dump_b)
     layers = compare_layers(a, b)
@@ -54,6 +65,7 @@ def compare_dumps(a: Path, b: Path, out: Path | None) -> dict[str, Any]:
     )
     if a.resolve() == b.resolve():
         result.notes.append("both dumps are the same folder")
+    result.notes += reservations(dump_a, dump_b, key_data)
     second = SecondPair(key_data, layers, dump_a) if has_layers else None
     answer = conclude(first, key_data, dump_a, dump_b, second)
     result.first, result.cause = answer.first, answer.cause
@@ -63,6 +75,7 @@ def compare_dumps(a: Path, b: Path, out: Path | None) -> dict[str, Any]:
         result.seconds = time.monotonic() - start
         return verdict_document(result, None)
     result.tables = [key_data_tables(a, b, out / "keydata"), layer_tables(a, b, out / "layers")]
+    result.summary = write_summary(key_data, out / "keydata")
     result.seconds = time.monotonic() - start
     document = verdict_document(result, None)
     write_verdict(document, out)
@@ -71,7 +84,7 @@ def compare_dumps(a: Path, b: Path, out: Path | None) -> dict[str, Any]:
 
 
 def _verdict(key_data: KeyDataComparison, layers: LayerComparison) -> Verdict:
-    if key_data.differing or layers.differences:
+    if key_data.differences or layers.differences:
         return "divergent"
     only_layers = not key_data.compared and not key_data.problems and layers.compared > 0
     if layers.problems or (key_data.verdict == "inconclusive" and not only_layers):

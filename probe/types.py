@@ -166,7 +166,7 @@ class Record:
     digest: str | None
     """Hexadecimal digest of dtype, shape and bytes; None in dumps that other tools wrote."""
     masked: str | None
-    """Digest with every entry outside the mask set to zero; None without a mask."""
+    """Digest of the entries inside the mask, zeros for the others, and the mask; None without a mask."""
     file: str | None
     """The values' file, relative to the dump folder; None when only the digest was kept."""
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from prefect import task
 
 from probe.config import Profile
-from probe.launch import launcher_for, run_spec
-from probe.launch.launcher import DUMP_FOLDER
+from probe.launch import dump_folder, launcher_for, run_spec
 from probe.types import Target
 from tasks import UNCACHED
 
@@ -17,20 +16,20 @@ log = logging.getLogger("firstdiff")
 
 
 @task(name="1 collect key data", task_run_name="1 collect key data {run}", **UNCACHED)
-def collect_key_data(profile: Profile, folder: Path, run: str) -> Path:
-    """Trains once with key data; returns the dump folder."""
-    return _collect(profile, folder, run, None)
+def collect_key_data(profile: Profile, folder: Path, run: str, last_step: int | None = None) -> Path:
+    """Trains once with key data, up to a step where one is given; returns the dump folder."""
+    return _collect(profile, folder, run, None, last_step)
 
 
 @task(name="4 collect layers", task_run_name="4 collect layers {run}", **UNCACHED)
 def collect_layers(profile: Profile, folder: Path, run: str, target: Target) -> Path:
     """Trains once more, dumping the layers of one step; returns the dump folder."""
-    return _collect(profile, folder, run, target)
+    return _collect(profile, folder, run, target, None)
 
 
-def _collect(profile: Profile, folder: Path, run: str, target: Target | None) -> Path:
-    dump = folder / run / DUMP_FOLDER
+def _collect(profile: Profile, folder: Path, run: str, target: Target | None, last_step: int | None) -> Path:
+    dump = dump_folder(folder, run)
     dump.parent.mkdir()
     log.info("run %s: training%s", run, f", dumping the layers of step {target.step}" if target else "")
-    launcher_for(profile).run(dump.parent, run_spec(profile, run, dump, target))
+    launcher_for(profile).run(dump.parent, run_spec(profile, run, dump, target, last_step))
     return dump

@@ -22,7 +22,7 @@ log = logging.getLogger("firstdiff")
 def compare_key_data(a: Dump, b: Dump, last_step: int | None) -> KeyDataComparison:
     """Compares every record of two runs."""
     result = compare_records(a, b, last_step)
-    log.info("compared %d records: %d differ", result.compared, len(result.differing))
+    log.info("compared %d records: %d differ", result.compared, result.differences)
     return result
 
 

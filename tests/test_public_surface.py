@@ -28,6 +28,7 @@ BELOW = {
     "trainer": {"collect", "config", "types", "errors"},
     "comparison": {"report", "locate", "compare", "store", "types", "errors"},
     "doctor": {"collect"},
+    "bench": {"collect", "trainer", "launch", "compare", "config", "store", "types", "errors"},
 }
 """What each part of ``probe`` may import: imports point down only."""
 
@@ -113,6 +114,7 @@ def test_command_line_says_what_is_wrong_before_prefect_starts() -> None:
         (["check", "demo", "--set", "trainer.config.msprobe_config.reference_dmp=true"], ["reference_dump"]),
         (["check", "demo", "--out", "/proc/nowhere"], ["/proc/nowhere"]),
         (["compare", "only-one"], ["dump_b"]),
+        (["bench", "nope"], ["nope", "recording, bytes, digests"]),
     ],
 )
 def test_bad_usage_is_one_sentence_and_64(

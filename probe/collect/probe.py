@@ -5,19 +5,23 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
 from probe.collect import environment
-from probe.collect.values import Snapshot, leaves, raw_bytes, to_host
+from probe.collect.values import Snapshot, dtype_name, host_mask, leaves, on_host, raw_bytes
 from probe.errors import DumpError, RecordError, UsageError
 from probe.store import layout
+from probe.store.background import Background
 from probe.store.digest import digest
-from probe.store.writer import DumpWriter, write_json
+from probe.store.writer import DigestEntry, DumpWriter, mark_incomplete, write_json
 from probe.types import ROLES_OF_STAGE, STAGES, RunSpec
 
 if TYPE_CHECKING:
@@ -45,9 +49,10 @@ class Probe:
     def __init__(self, spec: RunSpec | None = None) -> None:
         self._spec = spec
         self._models: dict[str, torch.nn.Module] = {}
-        self._stages: list[tuple[str, int, int]] = []
+        self._open_stages = threading.local()
         self._step = 0
         self._writer: DumpWriter | None = None
+        self._background: Background | None = None
         self._layers: LayerDumper | None = None
         self._environment_written = False
         self._failed = False
@@ -114,14 +119,15 @@ class Probe:
         """
         if name not in STAGES:
             raise ValueError(f"unknown stage {name!r}; the stages are {', '.join(STAGES)}")
+        self._not_after_close()
         if self._idle:
             yield
             return
-        place = (name, _count("micro_step", micro_step or 0), _count("rank", self._rank(rank)))
-        self._stages.append(place)
-        opened = False
+        place, opened = (name, 0, 0), False
         with self._guard():
+            place = (name, _count("micro_step", micro_step or 0), _count("rank", self._rank(rank)))
             opened = self._open_window(*place)
+        self._stages.append(place)
         try:
             with self._layers.paused(name) if self._layers is not None else nullcontext():
                 yield
@@ -144,6 +150,8 @@ class Probe:
     ) -> None:
         """Records key data: the values as they are at this moment.
 
+        They are copied to the host at once; digests, statistics and files are made beside the training.
+
         Args:
             data: Tag to tensor, NumPy array, number, string, or nested dicts and lists of them, of any shape. A tag
                 saved again at the same step, rank and micro-step is kept again.
@@ -153,9 +161,11 @@ class Probe:
 
         Raises:
             RecordError: A tag is no folder name, or a value has no exact bytes (sparse, quantised, an object).
-            DumpError: Writing failed.
+            DumpError: Writing failed, now or since the last call.
         """
-        if self._idle or self._writer is None or self._spec is None or self._spec.key_data == "off":
+        self._not_after_close()
+        writer, background = self._writer, self._background
+        if self._idle or writer is None or background is None or self._spec is None or self._spec.key_data == "off":
             return
         stage, stage_micro_step, stage_rank = self._stages[-1] if self._stages else (None, 0, self._rank(None))
         place = (
@@ -167,45 +177,81 @@ class Probe:
             if not isinstance(data, dict):
                 raise RecordError(f"save takes a dict of tag to value, not {type(data).__name__}")
             place = (self._step, _count("rank", place[1]), _count("micro_step", place[2]))
-            if mask is not None:
-                mask = torch.as_tensor(mask)
+            self._own_process()
+            with _named("mask"):
+                kept = None if mask is None else host_mask(mask)
             for tag, value in data.items():
                 layout.check_tag(tag)
                 for path, leaf in leaves(value):
-                    shot = Snapshot.take(leaf, mask)
-                    self._writer.add(
-                        tag, *place, path, stage, shot.values, shot.dtype, shot.shape, shot.digest, shot.masked
-                    )
+                    with _named(f"{tag}.{path}" if path else tag):
+                        shot = Snapshot.take(leaf, kept)
+                    background.submit(partial(_add, writer, (tag, *place, path, stage), shot), shot.size)
 
     def step(self) -> None:
-        """Ends a training step: records the attached models' weights and notes that the step is whole."""
-        if self._spec is None or self._writer is None:
+        """Ends a training step: records the attached models' weights and notes that the step is whole.
+
+        Does not wait for the disk, unless more waits to be written than may be held.
+
+        Raises:
+            DumpError: Writing failed since the last call.
+        """
+        self._not_after_close()
+        writer, background = self._writer, self._background
+        if self._spec is None or writer is None or background is None:
             return
         if not self._idle:
             with self._guard():
+                self._own_process()
                 self._write_environment(self._spec)
                 if self._spec.key_data != "off":
-                    self._save_weights(self._writer)
-                self._writer.finish_step(self._step)
+                    self._save_weights(writer, background)
+                background.submit(partial(writer.finish_step, self._step), 0)
         self._step += 1
 
     def close(self, failed: bool = False) -> None:
-        """Ends the recording. Called at the interpreter's exit when a trainer does not.
+        """Ends the recording, when everything is written. Called at the interpreter's exit when a trainer does not.
 
         Args:
             failed: Whether the run went wrong: its dump is then never taken for a whole one. An exception that ended
                 the interpreter is noticed without it; an exit status is not, only who started the run sees that.
+
+        Raises:
+            DumpError: Writing failed since the last call.
         """
-        writer, self._writer = self._writer, None
-        if writer is None or self._spec is None or self._process != os.getpid():  # a fork is not the run's end
-            return
-        atexit.unregister(self.close)
-        with self._guard():
-            self._write_environment(self._spec)
-        ended_by_exception = getattr(sys, "last_value", None) is not self._last_error
-        writer.close(complete=not (failed or self._failed or ended_by_exception))
+        writer, background = self._writer, self._background
+        if writer is None or background is None or self._spec is None or self._process != os.getpid():
+            return  # a fork is not the run's end
+        atexit.unregister(self._close_at_exit)
+        failed = failed or self._failed or getattr(sys, "last_value", None) is not self._last_error
+        whole = False
+        try:
+            with self._guard(ending=failed):
+                self._write_environment(self._spec)
+                background.finish()
+                whole = True
+        finally:
+            complete = whole and not failed
+            with self._guard(ending=not complete):
+                writer.close(complete)
+            self._writer = self._background = None
 
     # ---- inside ----
+
+    @property
+    def _stages(self) -> list[tuple[str, int, int]]:
+        """The stages that this thread has open, with micro-step and rank; what another thread saves is not in them."""
+        if not hasattr(self._open_stages, "stack"):
+            self._open_stages.stack = []
+        stack: list[tuple[str, int, int]] = self._open_stages.stack
+        return stack
+
+    def _not_after_close(self) -> None:
+        """What comes after the end is lost: the dump must not be taken for a whole one."""
+        if self._spec is None or self._writer is not None or self._failed or self._process != os.getpid():
+            return
+        with self._guard():
+            mark_incomplete(self._folder, f"the trainer went on after close(), at step {self._step}")
+            raise RecordError("close() has ended the recording; call it when the training ends")
 
     @property
     def _idle(self) -> bool:
@@ -216,17 +262,25 @@ class Probe:
         folder = Path(spec.dump_path).absolute()
         layout.claim(folder)
         self._folder = folder
+        self._process = os.getpid()
+        self._last_error = getattr(sys, "last_value", None)
         with self._guard():
             self._writer = DumpWriter(folder, spec.run, keep_values=spec.key_data == "full")
+            self._background = Background()
             if spec.configurations and spec.configuration is not None:
                 write_json(folder / layout.CONFIGURATIONS, spec.configuration)
             if spec.dump_stages:
                 from probe.collect.layers import LayerDumper
 
                 self._layers = LayerDumper(folder, spec)
-        self._process = os.getpid()
-        self._last_error = getattr(sys, "last_value", None)
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        """Closes when the trainer did not: too late to fail, but never to say so."""
+        try:
+            self.close()
+        except Exception as error:  # noqa: BLE001  (what is raised here, Python reports as ignored, with a traceback)
+            sys.stderr.write(f"firstdiff: {error or type(error).__name__}\n")
 
     def _rank(self, rank: int | None) -> int:
         if rank is not None:
@@ -246,15 +300,24 @@ class Probe:
             )
         return self._layers.open(stage, self._step, rank, micro_step, role, self._models[role])
 
-    def _save_weights(self, writer: DumpWriter) -> None:
-        entries = []
+    def _save_weights(self, writer: DumpWriter, background: Background) -> None:
+        """Weights on the host are digested where they lie; others are copied, and digested beside the training."""
+        entries: list[DigestEntry] = []
         for role, model in self._models.items():
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-                host = to_host(tensor)
-                kind, shape = str(host.dtype).removeprefix("torch."), tuple(host.shape)
-                entries.append((f"{role}.{name}", kind, shape, digest(kind, shape, raw_bytes(host))))
-        if entries:
-            writer.add_digests("weights", self._step, self._rank(None), entries)
+                if tensor.device.type == "cpu":
+                    host = on_host(tensor)
+                    kind, shape = dtype_name(host), tuple(host.shape)
+                    value = digest(kind, shape, raw_bytes(host))
+                    background.submit(partial(entries.append, (f"{role}.{name}", kind, shape, value)), 0)
+                else:
+                    shot = Snapshot.take(tensor)
+                    background.submit(partial(_append_digest, entries, f"{role}.{name}", shot), shot.size)
+        background.submit(partial(writer.add_digests, "weights", self._step, self._rank(None), entries), 0)
+
+    def _own_process(self) -> None:
+        if self._process != os.getpid():
+            raise RecordError("a forked process cannot record into its parent's dump; save in the parent")
 
     def _write_environment(self, spec: RunSpec) -> None:
         if not self._environment_written:
@@ -262,23 +325,56 @@ class Probe:
             self._environment_written = True
 
     @contextmanager
-    def _guard(self) -> Iterator[None]:
-        """Turns an error of the probe into the trainer's end, or into the end of recording, as the spec says."""
+    def _guard(self, ending: bool = False) -> Iterator[None]:
+        """Turns an error of the probe into the trainer's end, or into the end of recording, as the spec says.
+
+        Args:
+            ending: The trainer ends by an error of its own, which must not be hidden: nothing is raised or printed.
+        """
         try:
             yield
-        except Exception as error:
-            self._failed = True
-            message = f"recording stopped at step {self._step}: {error}"
-            if self._writer is not None:
-                try:
-                    self._writer.note_error(message)
-                except OSError:
-                    sys.stderr.write(f"firstdiff: {message}; the manifest could not be updated\n")
+        except BaseException as error:
+            told, self._failed = self._failed, True
+            message = f"recording stopped at step {self._step}: {error or type(error).__name__}"
+            if not told:
+                self._note(message)
+            if not isinstance(error, Exception):  # an interruption: what was to be recorded may be lost
+                raise
+            if ending:
+                return
             if self._spec is None or self._spec.on_error == "raise":
                 if isinstance(error, OSError):
                     raise DumpError(f"{self._folder}: {message}") from error
                 raise
-            sys.stderr.write(f"firstdiff: {message}; training goes on\n")
+            if not told:
+                sys.stderr.write(f"firstdiff: {message}; training goes on\n")
+
+    def _note(self, message: str) -> None:
+        """Leaves a message that keeps the dump from being taken for a whole one."""
+        try:
+            if self._process != os.getpid():  # the manifest is the parent's; a file beside its indexes is found too
+                (self._folder / layout.INDEX / f"lost-in-a-fork-{os.getpid()}").touch()
+            elif self._writer is not None:
+                self._writer.note_error(message)
+        except OSError:
+            sys.stderr.write(f"firstdiff: {message}; the manifest could not be updated\n")
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Says of a value that cannot be recorded which it is, whatever torch or NumPy raise."""
+    try:
+        yield
+    except (RecordError, RuntimeError, TypeError, ValueError) as error:
+        raise RecordError(f"{what}: {' '.join(str(error).split())}") from error
+
+
+def _add(writer: DumpWriter, place: tuple[str, int, int, int, str, str | None], shot: Snapshot) -> None:
+    writer.add(*place, shot.numbers, shot.dtype, shot.shape, shot.digest, shot.masked)
+
+
+def _append_digest(entries: list[DigestEntry], path: str, shot: Snapshot) -> None:
+    entries.append((path, shot.dtype, shot.shape, shot.digest))
 
 
 def _count(name: str, value: object) -> int:
@@ -287,6 +383,6 @@ def _count(name: str, value: object) -> int:
     Raises:
         RecordError: It is no whole number from 0.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 0:
         raise RecordError(f"{name}={value!r} is not a whole number from 0")
-    return value
+    return index(value)

@@ -6,10 +6,12 @@ without torch, except for layer dumps, whose tensors only torch reads.
 
 from __future__ import annotations
 
-from probe.compare.keydata import Entry, KeyDataComparison, compare_key_data
+from probe.compare.entries import Cell, Entry, KeyDataComparison
+from probe.compare.keydata import compare_key_data
 from probe.compare.layers import LayerComparison, LayerDifference, compare_layers
 
 __all__ = [
+    "Cell",
     "Entry",
     "KeyDataComparison",
     "LayerComparison",

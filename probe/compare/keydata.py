@@ -1,94 +1,35 @@
-"""Key data of two runs, entry by entry: by digest where both have one of the same algorithm, else by bytes."""
+"""Key data of two runs, entry by entry: by digest where both have one of the same algorithm, else by bytes.
+
+Memory is bounded: records are read one step of one rank at a time, values piece by piece. Ranks whose indexes are the
+same file, by the digests of the manifests, are counted and not parsed.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Literal
-
-import numpy as np
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
 
 from probe.compare.align import align
+from probe.compare.entries import END_OF_STEP, LAST_POSITION, NOTHING_RECORDED, Entry, KeyDataComparison, Status
+from probe.compare.values import ValueDifference, describe
 from probe.errors import DumpError
-from probe.store.reader import Array, Dump, read_values
+from probe.store.index import Batch, RankIndex, all_have_digests, count_lines, lines_with_values, parse_lines
+from probe.store.reader import Cursor, Dump, ValueFiles
+from probe.store.values import Header, same_bytes, stored_dtype
 from probe.types import Record
 
-END_OF_STEP = "end_of_step"
-"""Stands for a step that a run finished, where only one did."""
-_LAST_POSITION = 1 << 40
-NOTHING_RECORDED = "neither run recorded key data: nothing was compared"
-Status = Literal["same", "different", "missing", "extra", "unreadable", "not_compared"]
+Key = tuple[str, int, str, int]
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One entry that is not the same in both runs.
-
-    Example:
-        >>> Entry("missing", 2, 0, 5, None, None, None).order
-        (2, 5)
-    """
-
-    status: Status
-    """``missing``: only ``a`` has it; ``extra``: only ``b`` has it; ``not_compared``: the other run ended before."""
-    step: int
-    rank: int
-    position: int
-    """Where it stands in the step, by the order of the first rank."""
-    a: Record | None
-    b: Record | None
-    problem: str | None
-    """Why it could not be read."""
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Sorts entries by execution order across ranks."""
-        return (self.step, self.position)
-
-    @property
-    def record(self) -> Record:
-        """The record of the run that has it, ``a`` before ``b``."""
-        found = self.a or self.b
-        assert found is not None
-        return found
-
-
-@dataclass
-class KeyDataComparison:
-    """What comparing the key data of two dumps gave.
-
-    Example:
-        >>> KeyDataComparison().verdict
-        'inconclusive'
-    """
-
-    counts: Counter[str] = field(default_factory=Counter)
-    """Entries by status."""
-    entries: list[Entry] = field(default_factory=list)
-    """Everything that is not the same, in execution order."""
-    cells: dict[tuple[str, int, int], set[str]] = field(default_factory=dict)
-    """Statuses found for each tag, step and rank: the map in the report."""
-    problems: list[str] = field(default_factory=list)
-    """What is unreadable or incomplete, one sentence each."""
-
-    @property
-    def differing(self) -> list[Entry]:
-        """Entries that make the runs divergent."""
-        return [entry for entry in self.entries if entry.status in ("different", "missing", "extra")]
-
-    @property
-    def compared(self) -> int:
-        """Entries that were looked at on both sides, or are known to be on one side only."""
-        return sum(self.counts[status] for status in ("same", "different", "missing", "extra"))
-
-    @property
-    def verdict(self) -> Literal["identical", "divergent", "inconclusive"]:
-        """What the key data alone says."""
-        if self.differing:
-            return "divergent"
-        if self.problems or self.counts["unreadable"] or self.counts["not_compared"] or not self.compared:
-            return "inconclusive"
-        return "identical"
+_STEPS_NAMED = 1000
+"""Most steps without a record that are named, where only one run finished them; the rest is counted."""
+_NO_DIGEST = "holds records without a digest, which no recording writes"
+_NOT_KEPT = "digests differ; the values were not kept"
+_TEXT_SHOWN = 60
+"""Most characters of a text that are shown."""
 
 
 def compare_key_data(a: Dump, b: Dump, last_step: int | None = None) -> KeyDataComparison:
@@ -99,117 +40,263 @@ def compare_key_data(a: Dump, b: Dump, last_step: int | None = None) -> KeyDataC
         b: The other.
         last_step: Entries of later steps are left out; None takes all.
     """
-    result = KeyDataComparison(problems=[*a.problems, *b.problems])
-    if not a.records and not b.records:
-        result.problems.append(NOTHING_RECORDED)
-    by_digest = a.digest_algorithm == b.digest_algorithm
-    if not by_digest and a.digest_algorithm and b.digest_algorithm:
-        result.problems.append(
-            f"digests are of different algorithms ({a.digest_algorithm}, {b.digest_algorithm}); only values count"
-        )
-    ranks = sorted({*a.records, *b.records})
-    steps_a, steps_b = _by_step(a), _by_step(b)
-    for step in sorted({step for step, _ in {*steps_a, *steps_b}}):
-        if last_step is not None and step > last_step:
-            break
-        order: dict[tuple[str, int, str, int], int] = {}
-        for rank in ranks:
-            left, right = steps_a.get((step, rank), []), steps_b.get((step, rank), [])
-            merged = align([record.key for record in left], [record.key for record in right])
-            if not order:
-                order = {key: position for position, (key, _, _) in enumerate(merged)}
-            ends = (_end(a, rank), _end(b, rank))
-            for position, (key, index_a, index_b) in enumerate(merged):
-                one = None if index_a is None else left[index_a]
-                two = None if index_b is None else right[index_b]
-                status, problem = _status(a, b, one, two, by_digest, ends)
-                result.counts[status] += 1
-                result.cells.setdefault((key[0], step, rank), set()).add(status)
-                if status != "same":
-                    place = order.get(key, position)
-                    result.entries.append(Entry(status, step, rank, place, one, two, problem))
-    _compare_step_counts(a, b, last_step, result)
-    result.entries.sort(key=lambda entry: entry.order)
-    return result
+    return _Comparer(a, b, last_step).compare()
 
 
-def _compare_step_counts(a: Dump, b: Dump, last_step: int | None, result: KeyDataComparison) -> None:
-    """A step that only one run finished is a difference, also when nothing was recorded in it."""
-    if a.steps_finished is None or b.steps_finished is None:
-        return
-    wanted = None if last_step is None else last_step + 1
-    for dump, finished in ((a, a.steps_finished), (b, b.steps_finished)):
-        if wanted is not None and finished < wanted and dump.complete:
-            result.problems.append(f"{dump.folder}: {finished} of the {wanted} steps that were asked for were run")
-    told = {entry.step for entry in result.entries}
-    for step in range(*sorted((a.steps_finished, b.steps_finished))):
-        only_a = step < a.steps_finished
-        if step in told or not (b if only_a else a).complete:
-            continue  # its records say so already, or a problem does
-        record = Record(END_OF_STEP, step, 0, 0, "", 0, None, "none", (), None, None, None)
-        status: Status = "missing" if only_a else "extra"
-        result.counts[status] += 1
-        one, two = (record, None) if only_a else (None, record)
-        result.entries.append(Entry(status, step, 0, _LAST_POSITION, one, two, None))
+class _Side:
+    """One of the two dumps, being read."""
+
+    def __init__(self, dump: Dump) -> None:
+        self.dump = dump
+        self.files = ValueFiles(dump.folder)
+        self.cursors: dict[int, Cursor] = {}
+
+    def start(self, ranks: list[int]) -> None:
+        self.cursors = {rank: self.dump.ranks[rank].cursor() for rank in ranks if rank in self.dump.ranks}
+
+    def next_step(self, rank: int) -> int | None:
+        return self.cursors[rank].next_step if rank in self.cursors else None
+
+    def take(self, rank: int, step: int, skip: bool = False) -> Batch:
+        return self.cursors[rank].take(step, skip) if rank in self.cursors else Batch([], [])
+
+    def unreadable(self, record: Record) -> str | None:
+        """Why the values that a record names cannot be read; None when they can, or when it names none."""
+        if record.file is None:
+            return None
+        try:
+            with self.files.open(record) as (header, _):
+                if record.dtype and (header.dtype.name, header.shape) != (stored_dtype(record.dtype), record.shape):
+                    held = f"{header.dtype.name}{list(header.shape)}"
+                    return f"{self.dump.folder / record.file}: holds {held}, not what its record says"
+                return None
+        except DumpError as error:
+            return str(error)
 
 
-def _by_step(dump: Dump) -> dict[tuple[int, int], list[Record]]:
-    grouped: dict[tuple[int, int], list[Record]] = {}
-    for rank, records in dump.records.items():
-        for record in records:
-            grouped.setdefault((record.step, rank), []).append(record)
-    return grouped
+class _Comparer:
+    def __init__(self, a: Dump, b: Dump, last_step: int | None) -> None:
+        self._a, self._b = _Side(a), _Side(b)
+        self._last_step = last_step
+        self._by_digest = a.digest_algorithm == b.digest_algorithm
+        known = [dump.last_whole_step for dump in (a, b) if dump.last_whole_step is not None]
+        reach = None if a.complete and b.complete else min(known, default=None)
+        self._result = KeyDataComparison(problems=[*a.problems, *b.problems], compared_to_step=reach)
+
+    def compare(self) -> KeyDataComparison:
+        a, b, result = self._a.dump, self._b.dump, self._result
+        if not a.ranks and not b.ranks:
+            result.problems.append(NOTHING_RECORDED)
+        if not self._by_digest and a.digest_algorithm and b.digest_algorithm:
+            algorithms = f"{a.digest_algorithm}, {b.digest_algorithm}"
+            result.problems.append(f"digests are of different algorithms ({algorithms}); only values count")
+        ranks = sorted({*a.ranks, *b.ranks})
+        try:
+            unequal = [rank for rank in ranks if not self._take_equal_index(rank)]
+            if unequal:
+                self._compare_steps(ranks, unequal)
+        except DumpError as error:
+            result.problems.append(str(error))
+        self._compare_step_counts()
+        result.finish()
+        return result
+
+    # ---- whole indexes ----
+
+    def _take_equal_index(self, rank: int) -> bool:
+        """Counts a rank whose indexes are the same file; False when they are not known to be."""
+        one, two = self._a.dump.ranks.get(rank), self._b.dump.ranks.get(rank)
+        equal = self._by_digest and one is not None and two is not None and one.seal is not None
+        if not equal or not isinstance(one, RankIndex) or two is None or one.seal != two.seal:
+            return False
+        last = b""
+        for last in one.chunks():
+            if not all_have_digests(last):
+                raise DumpError(f"{one.path}: {_NO_DIGEST}")
+            self._look_for_values(rank, last, one.path)
+        total = one.records
+        if last and self._is_later(parse_lines(last.splitlines()[-1:], one.path)[0].step):
+            total = sum(self._counted(one).values())
+        self._result.count_later(rank, total, partial(self._counted, one))
+        return True
+
+    def _counted(self, index: RankIndex) -> Counter[tuple[int, str]]:
+        """How many records of each step and tag an index has, as far as they are compared."""
+        counted: Counter[tuple[int, str]] = Counter()
+        for chunk in index.chunks():
+            counted += Counter(
+                {at: count for at, count in count_lines(chunk, index.path).items() if not self._is_later(at[0])}
+            )
+        return counted
+
+    def _look_for_values(self, rank: int, lines: bytes, path: Path | None) -> None:
+        """Finds the value files that lines of both runs name and that cannot be read."""
+        for record in parse_lines(lines_with_values(lines), path):
+            problem = None if self._is_later(record.step) else self._unreadable(record, record)
+            if problem is not None:
+                self._result.count("same", record.tag, record.step, rank, -1)
+                self._result.add(Entry("unreadable", record.step, rank, LAST_POSITION, record, record, problem))
+
+    def _unreadable(self, one: Record, two: Record) -> str | None:
+        return self._a.unreadable(one) or self._b.unreadable(two)
+
+    def _is_later(self, step: int) -> bool:
+        return self._last_step is not None and step > self._last_step
+
+    # ---- step by step ----
+
+    def _compare_steps(self, ranks: list[int], unequal: list[int]) -> None:
+        for side in (self._a, self._b):
+            side.start(unequal)
+        order = _Order(self._a.dump, self._b.dump, ranks)
+        while (step := self._next_step(unequal)) is not None and not self._is_later(step):
+            for rank in unequal:
+                left, right = self._a.take(rank, step), self._b.take(rank, step)
+                lines = b"".join(left.lines)
+                if self._by_digest and lines and left.lines == right.lines and all_have_digests(lines):
+                    for (_, tag), count in count_lines(lines, left.path).items():
+                        self._result.count("same", tag, step, rank, count)
+                    self._look_for_values(rank, lines, left.path)
+                elif left or right:
+                    self._compare_batch(step, rank, left, right, order)
+
+    def _next_step(self, ranks: list[int]) -> int | None:
+        steps = [side.next_step(rank) for side in (self._a, self._b) for rank in ranks]
+        return min((step for step in steps if step is not None), default=None)
+
+    def _compare_batch(self, step: int, rank: int, one: Batch, two: Batch, order: _Order) -> None:
+        left, right = one.records, two.records
+        for batch, records, side in ((one, left, self._a), (two, right, self._b)):
+            where = batch.path or side.dump.folder
+            if len({record.key for record in records}) < len(records):
+                raise DumpError(f"{where}: holds a record of step {step} and rank {rank} twice")
+            if any(record.rank != rank for record in records):
+                raise DumpError(f"{where}: holds records of another rank")
+            if batch.path and any(record.digest is None for record in records):
+                raise DumpError(f"{where}: {_NO_DIGEST}")
+        for key, index_a, index_b in align([record.key for record in left], [record.key for record in right]):
+            record_a = None if index_a is None else left[index_a]
+            record_b = None if index_b is None else right[index_b]
+            entry = self._compare_records(step, rank, record_a, record_b)
+            if entry.status == "same":
+                self._result.count("same", key[0], step, rank)
+            else:
+                self._result.add(replace(entry, position=order.place(step, key)))
+
+    def _compare_records(self, step: int, rank: int, one: Record | None, two: Record | None) -> Entry:
+        def entry(status: Status, problem: str | None = None, difference: ValueDifference | None = None) -> Entry:
+            return Entry(status, step, rank, 0, one, two, problem, difference)
+
+        if one is None or two is None:
+            end_of_other = (self._b if two is None else self._a).dump.end(rank)
+            if end_of_other is not None and step >= end_of_other:
+                return entry("not_compared")
+            return entry("missing" if two is None else "extra")
+        if one.stage != two.stage and one.digest is not None and two.digest is not None:
+            return entry("different", f"saved in {one.stage or 'no stage'} in a, in {two.stage or 'no stage'} in b")
+        if self._by_digest and one.digest is not None and two.digest is not None:
+            if (one.dtype, one.shape, one.digest) == (two.dtype, two.shape, two.digest):
+                problem = self._unreadable(one, two)
+                return entry("unreadable" if problem else "same", problem)
+            return entry("different", *self._difference(one, two))
+        if (one.dtype, one.shape) != (two.dtype, two.shape) and one.dtype and two.dtype:
+            return entry("different", *self._difference(one, two))
+        try:
+            headers = self._compare_bytes(one, two)
+        except DumpError as error:
+            return entry("unreadable", str(error))
+        if headers is None:
+            return entry("same")
+        one, two = _described(one, headers[0]), _described(two, headers[1])
+        return entry("different", *self._difference(one, two))
+
+    def _compare_bytes(self, one: Record, two: Record) -> tuple[Header, Header] | None:
+        """Compares two value files; None when their numbers are the same, else what each file holds."""
+        with self._a.files.open(one) as (left, file_a), self._b.files.open(two) as (right, file_b):
+            if (left.dtype, left.shape) != (right.dtype, right.shape):
+                return left, right
+            if left.fortran_order == right.fortran_order:
+                return None if same_bytes(file_a, file_b) else (left, right)
+        same = describe(self._a.files.array(one), self._b.files.array(two)) is None
+        return None if same else (left, right)
+
+    def _difference(self, one: Record, two: Record) -> tuple[str | None, ValueDifference | None]:
+        """How the values of two records differ, where both were kept; or why that cannot be said."""
+        if one.dtype == two.dtype == "str":
+            return self._texts(one, two), None
+        if (one.dtype, one.shape) != (two.dtype, two.shape):
+            return f"{one.dtype}{list(one.shape)} against {two.dtype}{list(two.shape)}", None
+        if one.file is None or two.file is None:
+            return _NOT_KEPT, None
+        try:
+            difference = describe(self._a.files.array(one), self._b.files.array(two), one.dtype)
+        except (DumpError, ValueError) as error:
+            return str(error), None
+        return (None if difference else "digests differ, the stored numbers do not"), difference
+
+    def _texts(self, one: Record, two: Record) -> str:
+        if one.file is None or two.file is None:
+            return _NOT_KEPT
+        try:
+            arrays = self._a.files.array(one), self._b.files.array(two)
+        except DumpError as error:
+            return str(error)
+        texts = [array[: 4 * _TEXT_SHOWN].tobytes().decode(errors="replace")[:_TEXT_SHOWN] for array in arrays]
+        return f"{texts[0]!r} against {texts[1]!r}"
+
+    # ---- steps that only one run finished ----
+
+    def _compare_step_counts(self) -> None:
+        """A step that only one run finished is a difference, also when nothing was recorded in it."""
+        a, b, result = self._a.dump, self._b.dump, self._result
+        if a.steps_finished is None or b.steps_finished is None:
+            return
+        wanted = None if self._last_step is None else self._last_step + 1
+        for dump, finished in ((a, a.steps_finished), (b, b.steps_finished)):
+            if wanted is not None and finished < wanted and dump.complete:
+                result.problems.append(f"{dump.folder}: {finished} of the {wanted} steps that were asked for were run")
+        only_a = a.steps_finished > b.steps_finished
+        if not (b if only_a else a).complete:
+            return  # a problem says so
+        told = result.steps_that_differ()
+        steps = range(*sorted((a.steps_finished, b.steps_finished)))
+        for step in islice(steps, _STEPS_NAMED):
+            if step in told or self._is_later(step):
+                continue  # its records say so already
+            record = Record(END_OF_STEP, step, 0, 0, "", 0, None, "none", (), None, None, None)
+            status: Status = "missing" if only_a else "extra"
+            one, two = (record, None) if only_a else (None, record)
+            result.add(Entry(status, step, 0, LAST_POSITION, one, two))
+        if steps.stop - steps.start > _STEPS_NAMED and self._last_step is None:
+            result.counts["missing" if only_a else "extra"] += steps.stop - steps.start - _STEPS_NAMED
 
 
-def _end(dump: Dump, rank: int) -> int | None:
-    """The step in which an incomplete run's records of a rank end: what is absent from it on is unknown."""
-    if dump.complete:
-        return None
-    records = dump.records.get(rank, [])
-    return records[-1].step if records else -1
+class _Order:
+    """Where entries stand in a step: their order in the lowest rank that has records in it."""
+
+    def __init__(self, a: Dump, b: Dump, ranks: list[int]) -> None:
+        self._sides = (_Side(a), _Side(b))
+        self._ranks = ranks
+        self._step = -1
+        self._places: dict[Key, int] = {}
+        for side in self._sides:
+            side.start(ranks)
+
+    def place(self, step: int, key: Key) -> int:
+        """The position of a key; those that the lowest rank does not have come last."""
+        if step != self._step:
+            self._step, self._places = step, dict(self._read(step))
+        return self._places.get(key, len(self._places))
+
+    def _read(self, step: int) -> Iterator[tuple[Key, int]]:
+        for rank in self._ranks:
+            left, right = (side.take(rank, step, skip=True) for side in self._sides)
+            if left or right:
+                keys = align([record.key for record in left.records], [record.key for record in right.records])
+                yield from ((key, position) for position, (key, _, _) in enumerate(keys))
+                return
 
 
-def _status(
-    a: Dump, b: Dump, one: Record | None, two: Record | None, by_digest: bool, ends: tuple[int | None, int | None]
-) -> tuple[Status, str | None]:
-    if one is None or two is None:
-        present, end_of_other = (one, ends[1]) if one is not None else (two, ends[0])
-        assert present is not None
-        if end_of_other is not None and present.step >= end_of_other:
-            return "not_compared", None
-        return ("missing" if two is None else "extra"), None
-    if one.stage != two.stage:
-        return "different", f"saved in {one.stage or 'no stage'} in a, in {two.stage or 'no stage'} in b"
-    if by_digest and one.digest is not None and two.digest is not None:
-        if (one.dtype, one.shape, one.digest) != (two.dtype, two.shape, two.digest):
-            return "different", None
-        problem = _unreadable(a, one) or _unreadable(b, two)
-        return ("unreadable" if problem else "same"), problem
-    if one.dtype and two.dtype and (one.dtype, one.shape) != (two.dtype, two.shape):
-        return "different", None
-    try:
-        return ("same" if _equal_bytes(read_values(a.folder, one), read_values(b.folder, two)) else "different"), None
-    except DumpError as error:
-        return "unreadable", str(error)
-
-
-def _unreadable(dump: Dump, record: Record) -> str | None:
-    """Why the values that a record names cannot be read, from the file's header and size; None when they can."""
-    if record.file is None:
-        return None
-    try:
-        read_values(dump.folder, record)
-    except DumpError as error:
-        return str(error)
-    return None
-
-
-def _equal_bytes(left: Array, right: Array) -> bool:
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    flat_left, flat_right = left.reshape(-1).view(np.uint8), right.reshape(-1).view(np.uint8)
-    chunk = 1 << 22  # bytes
-    return all(
-        np.array_equal(flat_left[start : start + chunk], flat_right[start : start + chunk])
-        for start in range(0, flat_left.size, chunk)
-    )
+def _described(record: Record, header: Header) -> Record:
+    """A record whose dump does not say its dtype and shape, with those of its file."""
+    return record if record.dtype else replace(record, dtype=header.dtype.name, shape=header.shape)

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from probe.compare.ulp import FORMATS, distances
+
 Array = npt.NDArray[Any]
 
 CHUNK = 1 << 20
 """Elements looked at together."""
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,55 +34,138 @@ class ValueDifference:
     """Elements whose bits differ."""
     size: int
     """Elements in all."""
-    max_absolute: float
-    """Largest absolute difference; infinite where only one side is finite, and 0 where only bits of zeros differ."""
+    max_absolute: float | int
+    """Largest absolute difference, exact for integers; infinite where one side is not finite, or where it overflows."""
     max_relative: float
     """Largest absolute difference over the larger magnitude."""
+    max_ulp: int | None
+    """Largest distance in units in the last place, 1 for neighbours; of integers the absolute difference. None where
+    one side alone is NaN, and for a type without a known format."""
+    only_zeros: int = 0
+    """Differing elements that are zeros of different sign."""
+    only_nans: int = 0
+    """Differing elements that are NaN in both, with other bits."""
+
+    @property
+    def harmless(self) -> str | None:
+        """What all differing elements have in common when they are the same numbers: the sign of zero, NaN's bits."""
+        if self.count != self.only_zeros + self.only_nans:
+            return None
+        kinds = [*["the sign of zeros"] * bool(self.only_zeros), *["the payload of NaN"] * bool(self.only_nans)]
+        return " and ".join(kinds)
 
 
-def describe(left: Array, right: Array) -> ValueDifference | None:
-    """Compares two arrays of one shape and dtype; None when every bit is the same.
+def describe(left: Array, right: Array, dtype: str | None = None) -> ValueDifference | None:
+    """Compares two arrays of one shape and dtype, piece by piece; None when every bit is the same.
+
+    Args:
+        left: One array.
+        right: The other.
+        dtype: Name of the type that the numbers had, where the arrays hold them in a wider one, such as ``bfloat16``.
 
     Raises:
         ValueError: The shapes or dtypes differ.
     """
     if left.shape != right.shape or left.dtype != right.dtype:
         raise ValueError(f"{left.dtype}{left.shape} and {right.dtype}{right.shape} have no common elements")
+    name = dtype if dtype in FORMATS else left.dtype.name
     first: int | None = None
-    count, absolute, relative = 0, 0.0, 0.0
-    flat_left, flat_right = left.reshape(-1), right.reshape(-1)
+    pair: tuple[Any, Any] = (None, None)
+    count, zeros, nans, absolute, relative = 0, 0, 0, 0, 0.0
+    ulp: int | None = 0
+    one, two = _flat(left), _flat(right)
     for start in range(0, left.size, CHUNK):
-        a, b = flat_left[start : start + CHUNK], flat_right[start : start + CHUNK]
+        a, b = np.asarray(one[start : start + CHUNK]), np.asarray(two[start : start + CHUNK])
         differs = np.flatnonzero(bits_differ(a, b))
         if differs.size == 0:
             continue
-        first = start + int(differs[0]) if first is None else first
-        count += int(differs.size)
-        chunk_absolute, chunk_relative = _errors(a[differs], b[differs])
-        absolute, relative = max(absolute, chunk_absolute), max(relative, chunk_relative)
+        if first is None:
+            first, pair = start + int(differs[0]), (a[differs[0]].item(), b[differs[0]].item())
+        errors = _errors(a[differs], b[differs], name)
+        count, zeros, nans = count + int(differs.size), zeros + errors.zeros, nans + errors.nans
+        absolute, relative = max(absolute, errors.absolute), max(relative, errors.relative)
+        ulp = None if ulp is None or errors.ulp is None else max(ulp, errors.ulp)
     if first is None:
         return None
     index = tuple(int(axis) for axis in np.unravel_index(first, left.shape)) if left.shape else ()
-    pair = (flat_left[first].item(), flat_right[first].item())
-    return ValueDifference(index, pair, count, int(left.size), absolute, relative)
+    return ValueDifference(index, pair, count, int(left.size), absolute, relative, ulp, zeros, nans)
 
 
 def bits_differ(a: Array, b: Array) -> Array:
     """Which elements of two arrays of one size and dtype have different bits, in row-major order; bool, flat."""
     width = a.dtype.itemsize
-    rows = [np.ascontiguousarray(x).view(np.uint8).reshape(-1, width) for x in (a, b)]
-    return np.asarray((rows[0] != rows[1]).any(axis=1))
+    word = _WORDS.get(width, np.uint64)  # complex128 is two words
+    one, two = (np.ascontiguousarray(x).reshape(-1).view(word) for x in (a, b))
+    differs = one != two
+    return np.asarray(differs if width <= 8 else differs.reshape(a.size, -1).any(axis=1))
 
 
-def _errors(a: Array, b: Array) -> tuple[float, float]:
-    """Largest absolute and relative difference of elements whose bits differ; integers never wrap."""
-    wide = np.clongdouble if np.iscomplexobj(a) else np.longdouble
+def _flat(values: Array) -> Any:
+    """The elements in row-major order, to be sliced; a mapped array is not loaded for it."""
+    return values.reshape(-1) if values.flags.c_contiguous else values.flat
+
+
+@dataclass(frozen=True, slots=True)
+class _Errors:
+    absolute: Any
+    relative: float
+    ulp: int | None
+    zeros: int
+    nans: int
+
+
+def _errors(a: Array, b: Array, dtype: str) -> _Errors:
+    """Errors of elements whose bits differ; a and b have one axis."""
+    if a.dtype.kind in "iub":
+        return _integer_errors(a, b)
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
     with np.errstate(all="ignore"):
         x, y = a.astype(wide), b.astype(wide)
-        absolute = np.abs(x - y)
-        both_nan = np.isnan(x) & np.isnan(y)
-        same_infinity = x == y
-        absolute = np.where(both_nan | same_infinity, 0, np.where(np.isnan(absolute), np.inf, absolute))
-        scale = np.maximum(np.abs(x), np.abs(y))
-        relative = np.where(absolute == 0, 0, np.where(np.isfinite(absolute), absolute / scale, np.inf))
-    return float(absolute.max()), float(relative.max())
+        parts_x, parts_y = x.view(np.float64).reshape(len(x), -1), y.view(np.float64).reshape(len(y), -1)
+        both_nan = np.isnan(parts_x) & np.isnan(parts_y)
+        one_nan = np.isnan(parts_x) ^ np.isnan(parts_y)
+        gap = np.where(both_nan | (parts_x == parts_y), 0.0, np.abs(parts_x - parts_y))
+        gap = np.where(np.isnan(gap), np.inf, gap)
+        absolute = gap[:, 0] if gap.shape[1] == 1 else np.hypot(gap[:, 0], gap[:, 1])
+        # parts that are NaN in both do not differ, and have no magnitude
+        x, y = (np.where(both_nan, 0.0, parts).view(wide)[:, 0] for parts in (parts_x, parts_y))
+        scale = np.fmax(np.abs(x), np.abs(y))
+        ratio = np.where(np.isfinite(absolute) & np.isfinite(scale), absolute / scale, _scaled_ratio(x, y))
+        known = np.isfinite(absolute) | (np.isfinite(x) & np.isfinite(y))
+        relative = np.where(absolute == 0, 0.0, np.where(known, ratio, np.inf))
+        same_number = ((_parts(a) == _parts(b)) | both_nan).all(axis=1)  # in their own type
+        ulp = None
+        if dtype in FORMATS and not one_nan.any():
+            flat_x, flat_y, kept = parts_x.reshape(-1), parts_y.reshape(-1), ~both_nan.reshape(-1)
+            apart = distances(flat_x[kept], flat_y[kept], dtype)
+            ulp = int(apart.max()) if apart.size else 0
+    nans = int((same_number & both_nan.any(axis=1)).sum())
+    return _Errors(float(absolute.max()), float(relative.max()), ulp, int(same_number.sum()) - nans, nans)
+
+
+def _parts(values: Array) -> Array:
+    """The real numbers that values are made of; one row each."""
+    return np.asarray(values.view(values.real.dtype).reshape(len(values), -1))
+
+
+def _scaled_ratio(x: Array, y: Array) -> Array:
+    """The relative error where the difference or a magnitude is too large for its type."""
+    largest = np.maximum(np.abs(_parts(x)).max(axis=1), np.abs(_parts(y)).max(axis=1))
+    one, two = x / largest, y / largest
+    ratio: Array = np.abs(one / 2 - two / 2) / (np.maximum(np.abs(one), np.abs(two)) / 2)
+    return ratio
+
+
+def _integer_errors(a: Array, b: Array) -> _Errors:
+    """Exact: the difference of two 64-bit integers, of either sign, fits into 64 bits without a sign."""
+    unsigned = np.uint64
+    x, y = (v.astype(np.int64 if v.dtype.kind == "i" else unsigned).view(unsigned) for v in (a, b))
+    apart = np.where(a > b, x - y, y - x)
+    top = int(apart.max())
+    scale = np.maximum(_magnitude(a), _magnitude(b))
+    relative = float((apart.astype(np.float64) / scale).max())
+    return _Errors(top, relative, top, 0, 0)
+
+
+def _magnitude(values: Array) -> Array:
+    return np.abs(values.astype(np.float64))

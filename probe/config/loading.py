@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -16,6 +17,9 @@ from probe.config.training import TrainingConfig
 from probe.errors import ConfigError, UsageError
 
 Model = TypeVar("Model", bound=StrictModel)
+
+_LONGEST_NAME = 250
+"""Bytes of a file's name: file systems take 255, and ``.yaml`` is added to a profile's."""
 
 SHIPPED_PROFILES = Path(__file__).resolve().parent.parent.parent / "profiles"
 """The profiles that come with the package: the folder beside the package ``probe``, installed or not."""
@@ -59,6 +63,8 @@ def find_profile(name: str) -> Path:
         UsageError: There is none; the message lists the names that exist.
     """
     path = Path(name)
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise UsageError(f"{name[:60]}…: no such profile; no file has so long a name")
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         if path.is_file():
             return path.resolve()
@@ -69,7 +75,9 @@ def find_profile(name: str) -> Path:
         if candidate.is_file():
             return candidate.resolve()
     known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
-    raise UsageError(f"{name}: no such profile; there are {', '.join(known) or 'none'}, or give the path of a file")
+    raise UsageError(
+        f"{name}: no such profile; there are {', '.join(known) or 'none'}, or give the path of a .yaml file"
+    )
 
 
 def load_profile(name: str, overrides: list[str] | None = None) -> Profile:

@@ -49,6 +49,11 @@ class Check(StrictModel):
     steps: int | None = Field(default=None, ge=1)
     """Training steps that are recorded and compared; null takes all that the trainer runs."""
 
+    @property
+    def last_step(self) -> int | None:
+        """The last step that is recorded and compared; None where all are."""
+        return None if self.steps is None else self.steps - 1
+
 
 class Layers(StrictModel):
     """How the layers of the culprit stage are dumped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from probe.launch.launcher import CommandLauncher, IntegratedLauncher, Launcher, launcher_for
-from probe.launch.plan import check_folder, run_spec
+from probe.launch.plan import check_folder, dump_folder, run_spec
 from probe.launch.process import run_process
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "IntegratedLauncher",
     "Launcher",
     "check_folder",
+    "dump_folder",
     "launcher_for",
     "run_process",
     "run_spec",

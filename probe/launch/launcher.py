@@ -20,9 +20,6 @@ from probe.store.layers import msprobe_missing
 from probe.store.writer import mark_incomplete
 from probe.types import SWITCH_OF_STAGE, RunSpec
 
-DUMP_FOLDER = "msprobe_dump"
-"""Name of the dump folder in a run's folder."""
-
 _output = logging.getLogger("firstdiff.trainer")
 
 

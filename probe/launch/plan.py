@@ -11,7 +11,9 @@ from probe.errors import UsageError
 from probe.types import SWITCH_OF_STAGE, RunSpec, Target
 
 
-def run_spec(profile: Profile, run: str, dump_path: Path, target: Target | None = None) -> RunSpec:
+def run_spec(
+    profile: Profile, run: str, dump_path: Path, target: Target | None = None, last_step: int | None = None
+) -> RunSpec:
     """The spec of one run.
 
     Args:
@@ -19,6 +21,7 @@ def run_spec(profile: Profile, run: str, dump_path: Path, target: Target | None 
         run: ``a``, ``b``, ``c`` or ``d``.
         dump_path: The run's dump folder.
         target: Where to dump layers; None dumps what the profile's own switches say.
+        last_step: The last step that is needed; None leaves it to the target or the profile.
     """
     stages: tuple[str, ...] = ()
     seeds: dict[str, int] = {}
@@ -36,7 +39,8 @@ def run_spec(profile: Profile, run: str, dump_path: Path, target: Target | None 
         first = last = target.step
         if target.stage == "actor_generate_sequences":
             tokens = (0, target.token)
-    steps = profile.check.steps
+    if last_step is None:
+        last_step = target.step if target is not None else profile.check.last_step
     return RunSpec(
         run=run,
         dump_path=str(dump_path),
@@ -47,11 +51,16 @@ def run_spec(profile: Profile, run: str, dump_path: Path, target: Target | None 
         token_range=tokens,
         task=profile.record.layers.task,
         level=profile.record.layers.level,
-        last_step=target.step if target is not None else None if steps is None else steps - 1,
+        last_step=last_step,
         on_error=profile.record.on_error,
         determinism={**profile.determinism.model_dump(), **seeds},
         configuration=profile.model_dump(mode="json"),
     )
+
+
+def dump_folder(check: Path, run: str) -> Path:
+    """The dump folder of a run in a check's folder."""
+    return check / run / "msprobe_dump"
 
 
 def check_folder(profile: str, out: str | None) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from probe.compare import KeyDataComparison, LayerComparison, LayerDifference
-from probe.compare.keydata import END_OF_STEP
+from probe.compare.entries import END_OF_STEP
 from probe.locate.data import is_permutation, swapped_ranks
 from probe.locate.first import FirstKeyData
 from probe.store.reader import Dump
@@ -159,7 +159,7 @@ def cause_of_key_data(
         return place, Cause("calls", "step", f"step {entry.step} was finished in {runs}")
     if entry.status != "different":
         return place, Cause("calls", record.tag, f"{record.tag} was saved in {runs}: batching, caching or control flow")
-    if entry.problem is not None:
+    if entry.a is not None and entry.b is not None and entry.a.stage != entry.b.stage:
         return place, Cause("calls", record.tag, f"{record.tag} is {entry.problem}: control flow")
     kind, explanation = _kind_of_tag(record.tag, first.stage, layers_equal)
     permutation = is_permutation(entry, a, b)
@@ -168,8 +168,8 @@ def cause_of_key_data(
         explanation += "; the rows are the same in another order"
     if swapped:
         explanation += f"; ranks {swapped[0]} and {swapped[1]} exchanged theirs"
-    if first.masked_only:
-        explanation += "; only entries outside the mask differ"
+    if entry.harmless:
+        explanation += f"; only {entry.harmless} differ: whether anything followed from it, only a trace can show"
     data = kind == "data" or permutation or swapped is not None
     return place, Cause(kind, name, explanation, permutation if data else None, swapped)
 

@@ -19,7 +19,7 @@ def is_permutation(entry: Entry, a: Dump, b: Dump) -> bool:
         left, right = read_values(a.folder, entry.a), read_values(b.folder, entry.b)
     except DumpError:
         return False
-    if left.shape != right.shape or left.dtype != right.dtype or left.ndim == 0:
+    if left.shape != right.shape or left.dtype != right.dtype or left.ndim == 0 or left.size == 0:
         return False
     return _rows(left) == _rows(right)
 

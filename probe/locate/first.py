@@ -44,12 +44,6 @@ class FirstKeyData:
             return record.stage if ROLES_OF_STAGE[record.stage][-1] == ROLES_OF_STAGE[known][-1] else known
         return {"actor": "actor_update", "critic": "critic_update"}.get(record.path.split(".")[0])
 
-    @property
-    def masked_only(self) -> bool:
-        """Whether only entries outside the mask differ."""
-        a, b = self.entry.a, self.entry.b
-        return a is not None and b is not None and a.masked is not None and a.masked == b.masked
-
 
 def first_key_data(comparison: KeyDataComparison) -> FirstKeyData | None:
     """The first entry that differs: by step, then by place in the step, with all ranks that share it."""

@@ -48,8 +48,5 @@ def judge_reruns(
 def _side(first: FirstKeyData, a: Dump, b: Dump, c: Dump) -> str | None:
     """Which of ``a`` and ``b`` has what ``c`` has at the first difference."""
     step, rank, key = first.entry.step, first.entry.rank, first.entry.record.key
-    found = [
-        next((r.digest for r in dump.records.get(rank, []) if r.step == step and r.key == key), None)
-        for dump in (a, b, c)
-    ]
+    found = [None if (record := dump.find(rank, step, key)) is None else record.digest for dump in (a, b, c)]
     return next((name for name, digest in zip("ab", found[:2], strict=True) if digest == found[2]), None)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from probe.report.html import write_report
+from probe.report.summary import SUMMARY, summary_lines, summary_rows, write_summary
 from probe.report.tables import Tables, key_data_tables, layer_tables
-from probe.report.verdict import CheckResult, last_line, verdict_document, write_verdict
+from probe.report.verdict import CheckResult, last_line, reservations, verdict_document, write_verdict
 
 __all__ = [
+    "SUMMARY",
     "CheckResult",
     "Tables",
     "key_data_tables",
     "last_line",
     "layer_tables",
+    "reservations",
+    "summary_lines",
+    "summary_rows",
     "verdict_document",
     "write_report",
+    "write_summary",
     "write_verdict",
 ]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from probe.compare.keydata import Entry
-from probe.compare.values import ValueDifference, describe
-from probe.errors import DumpError
+from probe.compare import Entry
+from probe.compare.entries import Status
+from probe.report.summary import tag_order
 from probe.report.verdict import CheckResult, last_line
 from probe.store import layout
-from probe.store.reader import read_values
-from probe.types import TAGS
+from probe.store.writer import write_atomic
 
 ROWS = 200
 """Most rows of one table: what matters is at its top; ``verdict.json`` counts the rest."""
@@ -42,14 +42,14 @@ def write_report(result: CheckResult, document: dict[str, Any], folder: Path) ->
         story=_story(result, document),
         map=_map(result),
         entries=_entries(result),
-        entries_left_out=max(0, len(result.key_data.differing) - ROWS) if result.key_data else 0,
+        entries_left_out=max(0, result.key_data.differences - ROWS) if result.key_data else 0,
         layers=_layers(result),
         layers_left_out=max(0, len(result.layers.differences) - ROWS) if result.layers else 0,
         environment=_environment(result),
         log_tail=result.log_tail,
     )
     path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
+    write_atomic(path, page.encode(errors="backslashreplace"))  # a path may hold what is not UTF-8
     return path
 
 
@@ -102,53 +102,36 @@ def _map(result: CheckResult) -> dict[str, Any] | None:
         return None
     cells = result.key_data.cells
     steps = sorted({step for _, step, _ in cells})
-    rows = sorted({(tag, rank) for tag, _, rank in cells}, key=lambda row: (_tag_order(row[0]), row))
+    rows = sorted({(tag, rank) for tag, _, rank in cells}, key=lambda row: (tag_order(row[0]), row))
     several = len({rank for _, rank in rows}) > 1
-    worst = ("different", "missing", "extra", "unreadable", "not_compared", "same")
+    worst: tuple[Status, ...] = ("different", "missing", "extra", "unreadable", "not_compared", "same")
     table = []
     for tag, rank in rows:
         states = [
-            next((status for status in worst if status in cells.get((tag, step, rank), ())), "none") for step in steps
+            next((status for status in worst if found[status]), "none")
+            for found in (cells[tag, step, rank].counts if (tag, step, rank) in cells else Counter() for step in steps)
         ]
         table.append((f"{tag} · rank {rank}" if several else tag, states))
     return {"steps": steps, "rows": table}
 
 
-def _tag_order(tag: str) -> int:
-    return TAGS.index(tag) if tag in TAGS else len(TAGS)
-
-
 def _entries(result: CheckResult) -> list[dict[str, Any]]:
     if result.key_data is None:
         return []
-    return [_entry(result, entry) for entry in result.key_data.differing[:ROWS]]
+    return [_entry(entry) for entry in result.key_data.differing[:ROWS]]
 
 
-def _entry(result: CheckResult, entry: Entry) -> dict[str, Any]:
+def _entry(entry: Entry) -> dict[str, Any]:
     record = entry.record
     name = f"{record.tag}.{record.path}" if record.path else record.tag
     row = {"entry": entry, "record": record, "name": name, "detail": "", "difference": None}
     if entry.a is None or entry.b is None:
         row["detail"] = "only in run a" if entry.b is None else "only in run b"
-    elif entry.problem is not None:
-        row["detail"] = entry.problem
-    elif (entry.a.dtype, entry.a.shape) != (entry.b.dtype, entry.b.shape):
-        row["detail"] = f"{entry.a.dtype}{list(entry.a.shape)} against {entry.b.dtype}{list(entry.b.shape)}"
-    elif entry.a.file and entry.b.file:
-        row["difference"], row["detail"] = _values_of(result, entry)
+    elif entry.difference is not None:
+        row["difference"] = entry.difference
     else:
-        row["detail"] = "digests differ; the values were not kept"
+        row["detail"] = entry.problem or ""
     return row
-
-
-def _values_of(result: CheckResult, entry: Entry) -> tuple[ValueDifference | None, str]:
-    assert entry.a is not None and entry.b is not None
-    try:
-        left, right = read_values(result.runs["a"], entry.a), read_values(result.runs["b"], entry.b)
-        difference = describe(left, right)
-    except (DumpError, ValueError) as error:
-        return None, str(error)
-    return difference, "" if difference else "digests differ, the stored numbers do not"
 
 
 def _layers(result: CheckResult) -> list[dict[str, Any]]:
@@ -173,10 +156,10 @@ def _environment(result: CheckResult) -> list[tuple[str, str, bool]]:
     for run, dump in result.runs.items():
         path = dump / layout.ENVIRONMENT
         try:
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+            content = _flat(layout.read_json(path))
+        except (OSError, ValueError, RecursionError):
             continue
-        for key, value in _flat(content):
+        for key, value in content:
             found.setdefault(key, {})[run] = value
     rows = []
     for key, values in found.items():

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from probe.errors import DumpError
+from probe.report.summary import SUMMARY
 from probe.store import layout
 from probe.store.layers import find_windows, msprobe_missing
+from probe.store.scan import shown
 
 TIME_LIMIT = 1800.0
 """Longest time for one set of tables, in seconds."""
@@ -44,13 +46,24 @@ def key_data_tables(a: Path, b: Path, folder: Path) -> Tables:
         b: The other.
         folder: Receives the tables.
     """
-    tags = sorted({file.relative_to(dump / layout.DATA).parts[0] for dump in (a, b) for file in _arrays(dump)})
+    tags: set[str] = set()
+    for dump in (a, b):
+        for base, folders, files in os.walk(dump / layout.DATA, followlinks=False):
+            link = next((name for name in [*folders, *files] if os.path.islink(os.path.join(base, name))), None)
+            if link is not None:
+                return Tables(not_made=[f"keydata: {shown(Path(base, link))} is a link, which msprobe would follow"])
+            if any(name.endswith(".npy") for name in files):
+                tags.update(Path(base).relative_to(dump / layout.DATA).parts[:1])
     if not tags:
         return Tables(not_made=["keydata: no values were kept to compare"])
     problem = _in_own_process("keydata", a, b, folder)
-    made = [folder / f"{tag}.xlsx" for tag in tags if (folder / f"{tag}.xlsx").is_file()]
-    reason = problem or "SingleComparator made no table of it"
-    missing = [f"keydata/{tag}.xlsx: {reason}" for tag in tags if folder / f"{tag}.xlsx" not in made]
+    made, missing = [], []
+    for tag in sorted(tags):
+        table = folder / f"{tag}.xlsx"
+        if not table.is_file():
+            missing.append(f"keydata/{table.name}: {problem or 'SingleComparator made no table of it'}")
+        else:
+            made.append(table.replace(folder / f"{tag} (tag).xlsx") if table.name == SUMMARY else table)
     return Tables(made, missing)
 
 
@@ -72,10 +85,6 @@ def layer_tables(c: Path, d: Path, folder: Path) -> Tables:
     made = sorted(folder.glob("compare_result_*.xlsx"))
     not_made = [] if made and not problem else [f"layers: {problem or 'compare_distributed made no table'}"]
     return Tables(made, not_made)
-
-
-def _arrays(dump: Path) -> list[Path]:
-    return list((dump / layout.DATA).glob("*/step*/rank*/**/*.npy"))
 
 
 def _in_own_process(what: str, left: Path, right: Path, folder: Path) -> str | None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from probe.compare import KeyDataComparison, LayerComparison
 from probe.locate import Cause, First, FirstKeyData
+from probe.report.summary import summary_rows
 from probe.report.tables import Tables
+from probe.store.reader import Dump
 from probe.store.writer import write_json
 from probe.types import Verdict
 
 FORMAT = 1
 """Version of ``verdict.json``."""
+LISTED = 1000
+"""Most entries of one list; the rest is counted."""
 
 
 @dataclass
@@ -36,6 +41,8 @@ class CheckResult:
     sides_with: str | None = None
     """When the second pair agrees: ``a`` or ``b``, whichever it equals at the first difference."""
     tables: list[Tables] = field(default_factory=list)
+    summary: Path | None = None
+    """Our own table of the key data."""
     runs: dict[str, Path] = field(default_factory=dict)
     """Dump folder of every run."""
     trainer_steps: int = 0
@@ -73,6 +80,9 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
             "missing": counts.get("missing", 0),
             "extra": counts.get("extra", 0),
             "unreadable": counts.get("unreadable", 0),
+            "not_compared": counts.get("not_compared", 0),
+            "compared_to_step": key_data.compared_to_step if key_data else None,
+            "summary": _summary(key_data) if key_data else [],
         },
         "trace": {"compared": None, "first_index": None},
         "layers": {
@@ -85,6 +95,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
         "equivalent": [],
         "not_compared": _not_compared(result),
         "tables": {
+            "summary": _path(result.summary, base) if result.summary else None,
             "made": [_path(path, base) for path in made],
             "not_made": [sentence for tables in result.tables for sentence in tables.not_made],
         },
@@ -97,6 +108,21 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
         "error": result.error,
         "notes": result.notes,
     }
+
+
+def reservations(a: Dump, b: Dump, key_data: KeyDataComparison) -> list[str]:
+    """What limits the verdict: records that were converted before they were stored, runs that ended early."""
+    notes = [
+        f"{dump.folder}: has no index, as what msprobe's SingleSave writes: that converts to float32 and keeps no"
+        " digest, so integers above 2^24, float64 and the original dtypes may be lost; what is the same here is the"
+        " same as stored"
+        for dump in (a, b)
+        if dump.ranks and dump.digest_algorithm is None
+    ]
+    if (step := key_data.compared_to_step) is not None:
+        reach = f"up to the end of step {step}" if step >= 0 else "within step 0 only"
+        notes.append(f"a dump is incomplete: both have whole data {reach}")
+    return notes
 
 
 def write_verdict(document: dict[str, Any], folder: Path) -> None:
@@ -139,16 +165,22 @@ def _first_key_data(first: FirstKeyData | None) -> dict[str, Any] | None:
     }
 
 
+def _summary(key_data: KeyDataComparison) -> list[dict[str, Any]]:
+    """Rows of the summary in which something is not the same."""
+    return list(islice((row for row in summary_rows(key_data) if row["first"] is not None), LISTED))
+
+
 def _not_compared(result: CheckResult) -> list[str]:
     found: list[str] = []
     if result.key_data is not None:
-        found += result.key_data.problems
-        found += [
+        listed = [
             f"{entry.record.tag}, step {entry.step}, rank {entry.rank}, micro-step {entry.record.micro_step}: "
-            + (entry.problem or "the other run ended before it")
+            + (entry.problem or "absent from the other run, which is incomplete")
             for entry in result.key_data.entries
             if entry.status in ("unreadable", "not_compared")
-        ]
+        ][:LISTED]
+        more = result.key_data.counts["unreadable"] + result.key_data.counts["not_compared"] - len(listed)
+        found += [*result.key_data.problems, *listed, *([f"{more} more records"] if more > 0 else [])]
     if result.layers is not None:
         found += result.layers.problems
     return found

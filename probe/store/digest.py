@@ -15,14 +15,25 @@ except ImportError:  # pragma: no cover - the trainer's environment may lack it
     xxhash = None  # type: ignore[assignment]
 
 
-class _Hash(Protocol):
-    def update(self, data: bytes | memoryview, /) -> None: ...
+class Hasher(Protocol):
+    """Takes bytes piece by piece."""
 
-    def hexdigest(self) -> str: ...
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Takes the next bytes."""
+        ...
+
+    def hexdigest(self) -> str:
+        """32 hexadecimal digits of all bytes so far."""
+        ...
 
 
 ALGORITHM = "blake2b-128" if xxhash is None else "xxh3-128"
 """What the manifest names."""
+
+
+def hasher() -> Hasher:
+    """A fresh hasher of ``ALGORITHM``."""
+    return hashlib.blake2b(digest_size=16) if xxhash is None else xxhash.xxh3_128()
 
 
 def digest(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> str:
@@ -40,7 +51,7 @@ def digest(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> str:
         >>> digest("uint8", (2,), b"ab") == digest("uint8", (2, 1), b"ab")
         False
     """
-    hasher: _Hash = hashlib.blake2b(digest_size=16) if xxhash is None else xxhash.xxh3_128()
-    hasher.update(f"{dtype}{list(shape)}\n".encode())
-    hasher.update(data)
-    return hasher.hexdigest()
+    taken = hasher()
+    taken.update(f"{dtype}{list(shape)}\n".encode())
+    taken.update(data)
+    return taken.hexdigest()

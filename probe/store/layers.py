@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from typing import Any, Literal
 from probe.errors import DumpError
 from probe.store import layout
 from probe.store.digest import digest
+from probe.store.scan import walk
 from probe.types import ROLES_OF_STAGE, STAGES
 
 EventKind = Literal[
@@ -108,11 +109,13 @@ def find_windows(dump: Path) -> list[Window]:
 def _window_folders(stage: Path) -> list[Path]:
     """Folders of a stage that hold a layer dump, or what is left of one."""
     found = []
-    for base, folders, files in os.walk(stage, followlinks=False):
-        for name in [*folders, *files]:
-            if os.path.islink(os.path.join(base, name)):
-                raise DumpError(f"{os.path.join(base, name)}: a link is not followed")
-        if {"dump.json", layout.WINDOW, "construct.json"} & set(files):
+    for base, entries in walk(stage):
+        if entries is None:
+            raise DumpError(f"{base}: cannot be read, or is a link, which is not followed")
+        for entry in entries:
+            if entry.is_symlink():
+                raise DumpError(f"{entry.path}: a link is not followed")
+        if {"dump.json", layout.WINDOW, "construct.json"} & {entry.name for entry in entries}:
             found.append(Path(base))
     return sorted(found)
 
@@ -141,6 +144,20 @@ def read_events(window: Window) -> list[LayerEvent]:
     Raises:
         DumpError: The window is damaged, or does not hold whole tensors.
     """
+    with _foreign(window):
+        return _read_events(window)
+
+
+@contextmanager
+def _foreign(window: Window) -> Iterator[None]:
+    """Says of msprobe's files, which may come from anywhere, that they are damaged, whatever reading them raises."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise DumpError(f"{window.folder}: the layer dump is damaged ({type(error).__name__}: {error})") from error
+
+
+def _read_events(window: Window) -> list[LayerEvent]:
     dump = _read_json(window.folder / "dump.json")
     construct = _read_json(window.folder / "construct.json")
     if dump.get("task") != "tensor":
@@ -262,7 +279,8 @@ def content_of(window: Window, event: LayerEvent) -> tuple[tuple[str, str], ...]
     Raises:
         DumpError: A tensor cannot be read, or torch is not installed.
     """
-    return tuple((path, _content(window, value)) for path, value in event.items)
+    with _foreign(window):
+        return tuple((path, _content(window, value)) for path, value in event.items)
 
 
 def _content(window: Window, value: Any) -> str:
@@ -291,7 +309,8 @@ def load_tensor(window: Window, file_name: str) -> Any:
     try:
         if path.resolve().parent != (window.folder / "dump_tensor_data").resolve():
             raise DumpError(f"{path}: lies outside the dump folder")
-        tensor = torch.load(path, map_location="cpu", weights_only=True)
+        with layout.open_plain(path) as file:
+            tensor = torch.load(file, map_location="cpu", weights_only=True)
     except DumpError:
         raise
     except Exception as error:  # noqa: BLE001  (torch.load raises anything on a damaged file)
@@ -311,7 +330,7 @@ def _bytes_of(tensor: Any) -> bytes | memoryview:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = layout.read_json(path)
     except (OSError, ValueError) as error:
         raise DumpError(f"{path}: damaged or missing ({error})") from error
     if not isinstance(value, dict):

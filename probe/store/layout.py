@@ -14,8 +14,13 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import re
+import stat
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from probe.errors import DumpError, RecordError
 
@@ -27,10 +32,16 @@ DATA = "data"
 MANIFEST = "manifest.json"
 ENVIRONMENT = "environment.json"
 CONFIGURATIONS = "configurations.json"
+RESERVE = ".reserve"
+"""Keeps room for the manifest while the run lasts; given free when the disk is full."""
 WINDOW = "window.json"
 """Written into a layer window when it closes; a window without it was cut off."""
 
-_FOLDER_NAME = re.compile(r"[^/\\\x00-\x1f:*?\"<>|]{1,150}")
+_OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_LONGEST_JSON = 1 << 30
+_FOLDER_NAME = re.compile(r"(?![ .])[^/\\\x00-\x1f:*?\"<>|\ud800-\udfff]{1,150}(?<![ .])")
+_LONGEST_NAME = 200
+"""Bytes of UTF-8: file systems take 255, and the files' names are longer than the tag."""
 
 
 def check_tag(tag: object) -> str:
@@ -39,10 +50,9 @@ def check_tag(tag: object) -> str:
     Raises:
         RecordError: It cannot.
     """
-    good = isinstance(tag, str) and _FOLDER_NAME.fullmatch(tag) and tag.strip(" .") == tag
-    if not good or len(str(tag).encode(errors="replace")) > 200 or any("\ud800" <= c <= "\udfff" for c in str(tag)):
-        raise RecordError(f"tag {tag!r} is not a valid folder name")
-    return str(tag)
+    if isinstance(tag, str) and _FOLDER_NAME.fullmatch(tag) and (tag.isascii() or len(tag.encode()) <= _LONGEST_NAME):
+        return tag
+    raise RecordError(f"tag {tag!r} is not a valid folder name")
 
 
 def record_folder(tag: str, step: int, rank: int, micro_step: int) -> str:
@@ -53,6 +63,38 @@ def record_folder(tag: str, step: int, rank: int, micro_step: int) -> str:
 def record_stem(tag: str, number: int) -> str:
     """File name without ending: ``<tag>``, then ``<tag>.1``, ``<tag>.2``: msprobe's comparator reads the number."""
     return tag if number == 0 else f"{tag}.{number}"
+
+
+def open_plain(path: Path | str) -> BinaryIO:
+    """Opens a file of a dump that may come from anywhere: neither a link nor anything that could block.
+
+    Raises:
+        OSError: It is no plain file, or cannot be opened.
+        ValueError: The path holds a zero byte.
+    """
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, "a link is not followed", str(path))
+    descriptor = os.open(path, _OPEN)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file of a dump.
+
+    Raises:
+        OSError: It is no plain file, or cannot be read.
+        ValueError: It is not JSON, nested too deeply, or larger than any that is written.
+    """
+    with open_plain(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > _LONGEST_JSON:
+            raise ValueError(f"it has {size} bytes")
+        try:
+            return json.loads(file.read())
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
 
 
 def claim(folder: Path) -> None:

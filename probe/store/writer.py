@@ -8,26 +8,91 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from probe.errors import RecordError
 from probe.store import layout
-from probe.store.digest import ALGORITHM
+from probe.store.digest import ALGORITHM, Hasher, hasher
+from probe.store.index import index_line
 from probe.types import Record
 
 Array = npt.NDArray[Any]
 
+CHUNK = 1 << 18
+"""Elements that are widened together for statistics."""
+
+
+def as_it_is(part: Array) -> Array:
+    """Elements that are numbers of a type that ``.npy`` holds."""
+    return part
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """An array's numbers, of which some at a time are made.
+
+    Example:
+        >>> Numbers(np.array([1.0, 2.0])).shape
+        (2,)
+    """
+
+    stored: Array
+    """The elements, row-major."""
+    widen: Callable[[Array], Array] = as_it_is
+    """Makes numbers of elements with one axis."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return self.stored.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the numbers."""
+        return self.widen(np.zeros(1, self.stored.dtype)).dtype
+
+    def parts(self) -> Iterator[Array]:
+        """The numbers in order, at most ``CHUNK`` at a time; one axis."""
+        flat = self.stored.reshape(-1)
+        for start in range(0, flat.size, CHUNK):
+            yield self.widen(flat[start : start + CHUNK])
+
+
+DigestEntry = tuple[str, str, tuple[int, ...], str]
+"""Path, dtype, shape and digest of a record whose values are not kept."""
+
+RESERVE_BYTES = 64 << 10
+"""Room that is given free when the disk is full, so that the manifest can say so."""
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A temporary file that takes the path's place at the end; after an error nothing of it is left."""
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say where
+        raise
+
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Writes a whole file or nothing."""
-    temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb") as file:
+    with _replacing(path) as file:
         file.write(data)
-    os.replace(temporary, path)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -41,28 +106,50 @@ def strict_number(value: float | int) -> float | int | str:
     return value if math.isfinite(value) else str(value)
 
 
-def statistics(values: Array) -> dict[str, Any]:
+def statistics(values: Numbers) -> dict[str, Any]:
     """The seed's statistics of an array: max, min, mean, norm (L2), shape.
 
-    Complex arrays are described by their magnitudes. Empty arrays have null statistics, as there is no number to give.
+    Sums are taken in float64. Complex arrays are described by their magnitudes. Empty arrays have null statistics, as
+    there is no number to give.
     """
     shape = list(values.shape)
-    if values.size == 0:
+    if values.stored.size == 0:
         return {"max": None, "min": None, "mean": None, "norm": None, "shape": shape}
-    reals = np.abs(values) if np.iscomplexobj(values) else values
+    total, squares, tops, lows = 0.0, 0.0, [], []
     with np.errstate(all="ignore"):
-        wide = reals.astype(np.float64)
+        for part in values.parts():
+            reals = np.abs(part) if np.iscomplexobj(part) else part
+            wide = reals.astype(np.float64)
+            total += float(wide.sum())
+            squares += float(np.dot(wide, wide))
+            tops.append(reals.max())
+            lows.append(reals.min())
         numbers = {
-            "max": reals.max().item(),
-            "min": reals.min().item(),
-            "mean": wide.mean().item(),
-            "norm": float(np.sqrt(np.square(wide).sum())),
+            "max": np.max(tops).item(),
+            "min": np.min(lows).item(),
+            "mean": total / values.stored.size,
+            "norm": math.sqrt(squares),
         }
     return {**{name: strict_number(number) for name, number in numbers.items()}, "shape": shape}
 
 
+def _write_whole(file: IO[bytes], data: bytes) -> None:
+    """Writes all of the data to an unbuffered file, which may take it in parts when the disk fills up."""
+    while data:
+        data = data[file.write(data) :]
+
+
+def _write_npy(stream: IO[bytes], values: Numbers) -> None:
+    """Writes numbers as ``np.save`` does, whose own writing to a file does not say that the disk is full."""
+    kind = np.lib.format.dtype_to_descr(values.dtype)
+    header = {"descr": kind, "fortran_order": False, "shape": values.shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+    for part in values.parts():
+        stream.write(np.ascontiguousarray(part).view(np.uint8).data)
+
+
 class DumpWriter:
-    """Writes the records of one process into one dump folder.
+    """Writes the records of one process into one dump folder. One thread at a time; ``note_error`` from any.
 
     Args:
         folder: The dump folder, claimed already.
@@ -74,7 +161,10 @@ class DumpWriter:
         self._folder = folder
         self._keep_values = keep_values
         self._indexes: dict[int, IO[bytes]] = {}
+        self._hashers: dict[int, Hasher] = {}
         self._counts: Counter[int] = Counter()
+        self._steps: Counter[int] = Counter()
+        self._lock = threading.Lock()
         self._numbers: Counter[tuple[str, int, int, int]] = Counter()
         self._calls: Counter[tuple[str, int, int, int, str]] = Counter()
         self._manifest: dict[str, Any] = {
@@ -83,12 +173,16 @@ class DumpWriter:
             "run": run,
             "ranks": [],
             "records": {},
+            "index_digests": {},
+            "values": 0,
+            "value_bytes": 0,
             "steps_finished": 0,
             "complete": False,
             "errors": [],
         }
         (folder / layout.INDEX).mkdir(exist_ok=True)
-        self._write_manifest()
+        (folder / layout.RESERVE).write_bytes(bytes(RESERVE_BYTES))
+        self._update()
 
     def add(
         self,
@@ -98,7 +192,7 @@ class DumpWriter:
         micro_step: int,
         path: str,
         stage: str | None,
-        values: Array | None,
+        values: Numbers | None,
         dtype: str,
         shape: tuple[int, ...],
         digest: str,
@@ -113,12 +207,14 @@ class DumpWriter:
             micro_step: Micro-step in the step, from 0.
             path: Dotted path inside what was saved, ``""`` for the whole.
             stage: The open stage.
-            values: Numbers for people and for msprobe, of a type that ``.npy`` holds; None keeps the digest only.
+            values: What people and msprobe read; None keeps the digest only.
             dtype: Name of the original element type.
             shape: Original shape.
             digest: Digest of the original bytes.
-            masked: Digest with the entries outside the mask set to zero.
+            masked: Digest of the entries inside the mask, zeros for the others, and the mask.
         """
+        if step < self._manifest["steps_finished"]:
+            raise RecordError(f"step {step} is finished: nothing can be added to it")
         place = (tag, step, rank, micro_step)
         file = None
         if values is not None:
@@ -131,15 +227,17 @@ class DumpWriter:
         record = Record(tag, step, rank, micro_step, path, call, stage, dtype, shape, digest, masked, file)
         self._append(record)
 
-    def add_digests(self, tag: str, step: int, rank: int, entries: list[tuple[str, str, tuple[int, ...], str]]) -> None:
+    def add_digests(self, tag: str, step: int, rank: int, entries: list[DigestEntry]) -> None:
         """Writes many digest-only records of one tag, with one ``.json`` for all.
 
         Args:
             tag: Key-data name.
             step: Training step.
             rank: Rank.
-            entries: Path, dtype, shape and digest of each.
+            entries: Path, dtype, shape and digest of each; nothing is written where there are none.
         """
+        if not entries:
+            return
         folder = self._folder / layout.record_folder(tag, step, rank, 0)
         folder.mkdir(parents=True, exist_ok=True)
         place = (tag, step, rank, 0)
@@ -151,15 +249,15 @@ class DumpWriter:
             self.add(tag, step, rank, 0, path, None, None, dtype, shape, value)
 
     def finish_step(self, step: int) -> None:
-        """Notes that a step is whole."""
-        self._manifest["steps_finished"] = step + 1
-        self._count_records()
-        self._write_manifest()
+        """Notes that a step is whole: nothing can be added to it any more."""
+        self._numbers.clear()
+        self._calls.clear()
+        self._update(steps_finished=step + 1, **self._counted())
 
     def note_error(self, message: str) -> None:
         """Notes why nothing more is recorded: the dump stays incomplete."""
-        self._manifest["errors"].append(message)
-        self._write_manifest()
+        (self._folder / layout.RESERVE).unlink(missing_ok=True)
+        self._update(errors=[*self._manifest["errors"], message])
 
     def close(self, complete: bool) -> None:
         """Ends the dump.
@@ -169,12 +267,11 @@ class DumpWriter:
         """
         for file in self._indexes.values():
             file.close()
-        self._manifest["complete"] = complete and not self._manifest["errors"]
-        self._count_records()
-        self._write_manifest()
+        (self._folder / layout.RESERVE).unlink(missing_ok=True)
+        self._update(complete=complete and not self._manifest["errors"], **self._counted())
 
     def _write_values(
-        self, place: tuple[str, int, int, int], number: int, path: str, values: Array, dtype: str, digest: str
+        self, place: tuple[str, int, int, int], number: int, path: str, values: Numbers, dtype: str, digest: str
     ) -> str | None:
         relative = layout.record_folder(*place)
         folder = self._folder / relative
@@ -184,30 +281,41 @@ class DumpWriter:
         file = None
         if self._keep_values:
             file = f"{relative}/{stem}.npy"
-            temporary = folder / f".{stem}.partial"
-            with temporary.open("wb") as stream:
-                np.save(stream, values, allow_pickle=False)
-            os.replace(temporary, self._folder / file)
+            with _replacing(self._folder / file) as stream:
+                _write_npy(stream, values)
+                size = stream.tell()
+            self._manifest["values"] += 1
+            self._manifest["value_bytes"] += size
         write_json(folder / f"{stem}.json", {"data": described})
         return file
 
-    def _count_records(self) -> None:
-        self._manifest["records"] = {str(rank): count for rank, count in sorted(self._counts.items())}
-
     def _append(self, record: Record) -> None:
-        index = self._indexes.get(record.rank)
-        if index is None:
-            path = self._folder / layout.INDEX / f"rank{record.rank}.jsonl"
-            index = self._indexes[record.rank] = path.open("wb", buffering=0)
-            self._manifest["ranks"] = sorted(self._indexes)
-            self._write_manifest()
-        fields = {name: getattr(record, name) for name in Record.__dataclass_fields__}
-        line = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        index.write(line.encode() + b"\n")
-        self._counts[record.rank] += 1
+        rank = record.rank
+        if rank not in self._indexes:
+            path = self._folder / layout.INDEX / f"rank{rank}.jsonl"
+            self._indexes[rank] = path.open("wb", buffering=0)
+            self._hashers[rank] = hasher()
+            self._update(ranks=sorted(self._indexes))
+        line = index_line(record)
+        if record.step < self._steps[rank]:
+            raise RecordError(f"step {record.step} of rank {rank} comes after step {self._steps[rank]}")
+        self._steps[rank] = record.step
+        _write_whole(self._indexes[rank], line)
+        self._hashers[rank].update(line)
+        self._counts[rank] += 1
 
-    def _write_manifest(self) -> None:
-        write_json(self._folder / layout.MANIFEST, self._manifest)
+    def _counted(self) -> dict[str, Any]:
+        """What the manifest says of the indexes: they can be checked, and compared, without being parsed."""
+        ranks = sorted(self._counts)
+        return {
+            "records": {str(rank): self._counts[rank] for rank in ranks},
+            "index_digests": {str(rank): self._hashers[rank].hexdigest() for rank in ranks},
+        }
+
+    def _update(self, **changes: Any) -> None:
+        with self._lock:
+            self._manifest.update(changes)
+            write_json(self._folder / layout.MANIFEST, self._manifest)
 
 
 def mark_incomplete(folder: Path, reason: str) -> None:

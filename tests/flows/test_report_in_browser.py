@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from probe.store.digest import digest
-from probe.store.writer import DumpWriter
+from probe.store.writer import DumpWriter, Numbers
 
 FLAGS = (
     "--headless",
@@ -52,7 +52,9 @@ def _dump(folder: Path, bump: float) -> Path:
     for step in range(3):
         values = np.arange(6, dtype=np.float32)
         values[4] += bump * (step == 1)
-        writer.add("loss", step, 0, 0, "", None, values, "float32", (6,), digest("float32", (6,), values.tobytes()))
+        writer.add(
+            "loss", step, 0, 0, "", None, Numbers(values), "float32", (6,), digest("float32", (6,), values.tobytes())
+        )
         writer.finish_step(step)
     writer.close(complete=True)
     return folder

@@ -46,7 +46,7 @@ def make_dump(tmp_path: Path) -> MakeDump:
                     writer.add_digests(tag, step, rank, [(path, shot.dtype, shot.shape, shot.digest)])
                     continue
                 place = (tag, step, rank, micro_step, path, where.get("stage"))
-                writer.add(*place, shot.values, shot.dtype, shot.shape, shot.digest, shot.masked)
+                writer.add(*place, shot.numbers, shot.dtype, shot.shape, shot.digest, shot.masked)
         if finish:
             writer.finish_step(step)
         writer.close(complete)

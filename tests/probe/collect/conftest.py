@@ -27,6 +27,7 @@ class Recording:
     folder: Path
 
     def records(self, rank: int = 0) -> list[Record]:
+        self.probe.close()  # which waits until everything is written
         return read_dump(self.folder).records.get(rank, [])
 
     def values(self, record: Record) -> np.ndarray:

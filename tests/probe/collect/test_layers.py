@@ -34,7 +34,7 @@ class Model(torch.nn.Module):
 
 def note(name):
     found = [path.relative_to(dump) for path in dump.rglob("*")]
-    key_data = ("data", "index", "manifest.json", "environment.json")
+    key_data = ("data", ".reserve", "index", "manifest.json", "environment.json")
     notes[name] = sorted(path.as_posix() for path in found if path.parts[0] not in key_data)
 
 actor, reference = Model(), Model()
@@ -68,7 +68,7 @@ try:
 except KeyError as error:
     notes["error"] = str(error)
 note("after abandoned")
-notes["hidden after abandoned"] = sorted(p.name for p in dump.iterdir() if p.name.startswith("."))
+notes["hidden after abandoned"] = sorted({p.name for p in dump.glob(".*")} - {".reserve"})
 with probe.stage("actor_update"):
     actor(x[5]).sum().backward()
 actor.zero_grad()

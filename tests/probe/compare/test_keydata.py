@@ -8,20 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openpyxl
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from probe import Probe
 from probe.compare import KeyDataComparison, compare_key_data
 from probe.compare.values import describe
+from probe.report.tables import key_data_tables
+from probe.store.layers import msprobe_missing
 from probe.store.reader import read_dump, read_values
 from probe.store.writer import DumpWriter
+from probe.types import RunSpec
 
 MakeDump = Callable[..., Path]
 Compared = Callable[..., KeyDataComparison]
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 def statuses(comparison: KeyDataComparison) -> list[tuple[str, str, int, int]]:
@@ -53,10 +58,115 @@ class TestWhatSingleComparatorMisses:
             pytest.param(1, True, id="a number and a bool"),
         ],
     )
-    def test_differs(self, compared: Compared, left: Any, right: Any) -> None:
-        comparison = compared([("loss", left)], [("loss", right)])
+    @pytest.mark.parametrize("keep_values", [True, False], ids=["full", "digests"])
+    def test_differs(self, make_dump: MakeDump, left: Any, right: Any, keep_values: bool) -> None:
+        pair = [
+            make_dump(name, [("loss", value)], keep_values=keep_values) for name, value in (("a", left), ("b", right))
+        ]
+        comparison = compare_key_data(*map(read_dump, pair))
         assert comparison.verdict == "divergent"
         assert len(comparison.differing) == 1
+
+    @pytest.mark.parametrize(
+        ("left", "right", "path", "expected"),
+        [
+            # first index, elements that differ, largest absolute and relative error, largest distance in ULP
+            pytest.param(torch.tensor(0.0), torch.tensor(-0.0), "", ((), 1, 0, 0, 0), id="signed zeros"),
+            pytest.param(
+                torch.tensor([[True, False], [True, True]]),
+                torch.tensor([[True, False], [False, True]]),
+                "",
+                ((1, 0), 1, 1, 1, 1),
+                id="bools",
+            ),
+            pytest.param(
+                torch.tensor([7, 1], dtype=torch.uint8),
+                torch.tensor([7, 3], dtype=torch.uint8),
+                "",
+                ((1,), 1, 2, 2 / 3, 2),
+                id="uint8",
+            ),
+            pytest.param(
+                torch.tensor(2**63 - 1),
+                torch.tensor(-(2**63)),
+                "",
+                ((), 1, 2**64 - 1, 2, 2**64 - 1),
+                id="int64 extremes",
+            ),
+            pytest.param(
+                torch.tensor([5, 2**24]), torch.tensor([5, 2**24 + 1]), "", ((1,), 1, 1, 1 / (2**24 + 1), 1), id="2^24"
+            ),
+            pytest.param(
+                torch.tensor([NAN, 1.0, 4.0]),
+                torch.tensor([NAN, 1.0, 4.5]),
+                "",
+                ((2,), 1, 0.5, 0.5 / 4.5, 1 << 20),
+                id="beside the same NaN",
+            ),
+            pytest.param(
+                torch.tensor([[1.0, NAN]]), torch.tensor([[1.0, 2.0]]), "", ((0, 1), 1, INF, INF, None), id="one NaN"
+            ),
+            pytest.param(
+                torch.tensor([1.0, 2.0, 3.0]),
+                torch.tensor([2.0, 1.0, 3.0]),
+                "",
+                ((0,), 2, 1, 0.5, 1 << 23),
+                id="permuted",
+            ),
+            pytest.param(
+                {"x": torch.ones(2), "y": {"z": torch.ones(2)}},
+                {"x": torch.ones(2), "y": {"z": torch.tensor([1.0, 0.0])}},
+                "y.z",
+                ((1,), 1, 1, 1, 0x3F800000),
+                id="a dict under one tag",
+            ),
+            pytest.param(
+                torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+                torch.tensor([1.0, 2.015625], dtype=torch.bfloat16),
+                "",
+                ((1,), 1, 1 / 64, 1 / 129, 1),
+                id="neighbours in bfloat16",
+            ),
+            pytest.param(
+                torch.tensor([1.0], dtype=torch.float8_e4m3fn),
+                torch.tensor([-1.0], dtype=torch.float8_e4m3fn),
+                "",
+                ((0,), 1, 2, 2, 2 * 0x38),
+                id="float8 across zero",
+            ),
+        ],
+    )
+    def test_says_where_and_by_how_much(
+        self, compared: Compared, left: Any, right: Any, path: str, expected: tuple[Any, ...]
+    ) -> None:
+        comparison = compared([("loss", left)], [("loss", right)])
+        (entry,) = comparison.entries
+        assert (entry.record.path, entry.problem) == (path, None)
+        found = entry.difference
+        assert found is not None
+        assert (found.first_index, found.count, found.max_absolute) == expected[:3]
+        assert found.max_relative == pytest.approx(expected[3])
+        assert found.max_ulp == expected[4]
+        cell = comparison.cells["loss", 0, 0]
+        assert (cell.elements, cell.max_absolute, cell.max_ulp) == (expected[1], expected[2], expected[4])
+
+    @pytest.mark.parametrize(
+        ("left", "right", "problem"),
+        [
+            (torch.ones(2, 3), torch.ones(2, 5), "float32[2, 3] against float32[2, 5]"),
+            (torch.arange(6.0).reshape(2, 3), torch.arange(6.0), "float32[2, 3] against float32[6]"),
+            (torch.ones(3), torch.ones(3, dtype=torch.float64), "float32[3] against float64[3]"),
+            (torch.zeros(0, 3), torch.zeros(0, 4), "float32[0, 3] against float32[0, 4]"),
+            (torch.ones(2, dtype=torch.bfloat16), torch.ones(2), "bfloat16[2] against float32[2]"),
+            (torch.tensor([True]), torch.tensor([1], dtype=torch.int8), "bool[1] against int8[1]"),
+        ],
+        ids=["longer", "reshaped", "wider", "empty", "stored alike", "bool stored as int8"],
+    )
+    def test_says_why_there_are_no_common_elements(
+        self, compared: Compared, left: Any, right: Any, problem: str
+    ) -> None:
+        (entry,) = compared([("loss", left)], [("loss", right)]).entries
+        assert (entry.status, entry.problem, entry.difference, entry.harmless) == ("different", problem, None, None)
 
     @pytest.mark.parametrize(
         "value",
@@ -92,7 +202,103 @@ class TestWhatSingleComparatorMisses:
         file.write_bytes(file.read_bytes()[:-2])
         comparison = compare_key_data(read_dump(whole), read_dump(cut))
         assert comparison.verdict == "inconclusive"
-        assert any(str(file) in problem for problem in comparison.problems)
+        (entry,) = comparison.entries
+        assert (entry.status, str(file) in str(entry.problem)) == ("unreadable", True)
+
+    @pytest.mark.parametrize("elsewhere", ["the same", "different"])
+    @pytest.mark.parametrize("kind", [lambda data: data[:-1], lambda data: data[:40], lambda _: b""])
+    def test_a_truncated_file_with_a_digest(
+        self, make_dump: MakeDump, elsewhere: str, kind: Callable[[bytes], bytes]
+    ) -> None:
+        a = make_dump("a", [("loss", torch.ones(3)), ("rewards", 1.0)])
+        b = make_dump("b", [("loss", torch.ones(3)), ("rewards", 1.0 if elsewhere == "the same" else 2.0)])
+        file = b / "data/loss/step0/rank0/micro_step0/loss.npy"
+        file.write_bytes(kind(file.read_bytes()))
+        comparison = compare_key_data(read_dump(a), read_dump(b))
+        assert comparison.verdict == ("inconclusive" if elsewhere == "the same" else "divergent")
+        entry = next(entry for entry in comparison.entries if entry.record.tag == "loss")
+        assert (entry.status, str(file) in str(entry.problem)) == ("unreadable", True)
+
+    def test_a_truncated_file_whose_digest_differs(self, make_dump: MakeDump) -> None:
+        a, b = make_dump("a", [("loss", torch.ones(3))]), make_dump("b", [("loss", torch.zeros(3))])
+        file = b / "data/loss/step0/rank0/micro_step0/loss.npy"
+        file.write_bytes(file.read_bytes()[:-1])
+        comparison = compare_key_data(read_dump(a), read_dump(b))
+        assert comparison.verdict == "divergent"
+        (entry,) = comparison.entries
+        assert (entry.status, entry.difference, str(file) in str(entry.problem)) == ("different", None, True)
+
+
+PAIRS_FOR_MSPROBE: dict[str, tuple[Any, Any]] = {
+    "longer": (torch.ones(2, 3), torch.ones(2, 5)),
+    "reshaped": (torch.arange(6.0).reshape(2, 3), torch.arange(6.0)),
+    "wider": (torch.ones(3), torch.ones(3, dtype=torch.float64)),
+    "zeros": (torch.tensor([0.0]), torch.tensor([-0.0])),
+    "uint8": (torch.tensor([1], dtype=torch.uint8), torch.tensor([3], dtype=torch.uint8)),
+    "int64": (torch.tensor([2**63 - 1]), torch.tensor([-(2**63)])),
+    "nan": (torch.tensor([NAN]), torch.tensor([NAN])),
+    "empty": (torch.zeros(0, 3), torch.zeros(0, 4)),
+    "step": (1.0, 1.0),
+    "rank": (1.0, 1.0),
+}
+SAME_PERCENT, FIRST, ABSOLUTE = 6, 7, 8
+"""Columns of msprobe's table."""
+
+
+@pytest.fixture(scope="module")
+def said_by_msprobe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ...]]:
+    """What the real SingleComparator says of each tag, row by row, and what we do: ``{tag: (rows, statuses)}``."""
+    if (reason := msprobe_missing()) is not None:
+        pytest.skip(reason)
+    base = tmp_path_factory.mktemp("both")
+    for name in "ab":
+        probe = Probe(RunSpec(run=name, dump_path=str(base / name)))
+        for tag, pair in PAIRS_FOR_MSPROBE.items():
+            probe.save({tag: pair["ab".index(name)]})
+        probe.step()
+        if name == "a":
+            probe.save({"step": 1.0})
+            probe.save({"rank": 1.0}, rank=1)
+        probe.step()
+        probe.close()
+    tables = key_data_tables(base / "a", base / "b", base / "tables")
+    comparison = compare_key_data(*(read_dump(base / name) for name in "ab"))
+    found: dict[str, tuple[Any, ...]] = {}
+    for table in tables.made:
+        sheet = openpyxl.load_workbook(table, read_only=True).worksheets[0]
+        rows = [tuple(row) for row in sheet.iter_rows(min_row=2, values_only=True)]
+        ours = [entry for entry in comparison.entries if entry.record.tag == table.stem]
+        found[table.stem] = rows, ours
+    return found
+
+
+class TestBesideTheRealSingleComparator:
+    """That ``evidence.md`` is right about it: a newer msprobe may not be what the tables of the report say."""
+
+    @pytest.mark.parametrize("tag", ["longer", "reshaped", "wider", "zeros"])
+    def test_it_finds_all_the_same_where_we_find_a_difference(self, said_by_msprobe: Any, tag: str) -> None:
+        (row,), ours = said_by_msprobe[tag]
+        assert (row[SAME_PERCENT], row[FIRST], row[ABSOLUTE]) == (100, None, 0)
+        assert [entry.status for entry in ours] == ["different"]
+
+    @pytest.mark.parametrize(("tag", "theirs", "right"), [("uint8", 254, 2), ("int64", 1, 2**64 - 1)])
+    def test_its_errors_wrap(self, said_by_msprobe: Any, tag: str, theirs: int, right: int) -> None:
+        (row,), (entry,) = said_by_msprobe[tag]
+        assert (row[ABSOLUTE], entry.difference.max_absolute) == (theirs, right)
+
+    def test_it_finds_a_mismatch_of_the_same_nan(self, said_by_msprobe: Any) -> None:
+        (row,), ours = said_by_msprobe["nan"]
+        assert (row[SAME_PERCENT], row[FIRST], ours) == (0, 0, [])
+
+    def test_it_says_nothing_of_empty_arrays(self, said_by_msprobe: Any) -> None:
+        rows, ours = said_by_msprobe["empty"]
+        assert (rows, [entry.status for entry in ours]) == ([], ["different"])
+
+    @pytest.mark.parametrize("tag", ["step", "rank"])
+    def test_it_says_nothing_of_what_only_one_run_has(self, said_by_msprobe: Any, tag: str) -> None:
+        (row,), ours = said_by_msprobe[tag]
+        assert (row[:2], row[SAME_PERCENT]) == ((0, 0), 100)
+        assert [(entry.status, entry.step, entry.rank) for entry in ours] == [("missing", 1, int(tag == "rank"))]
 
 
 class TestVerdict:
@@ -202,7 +408,8 @@ class TestDigestsOfTwoAlgorithms:
         def compare(left: Any, right: Any, keep_values: bool = True) -> KeyDataComparison:
             a = make_dump("a", left, keep_values=keep_values)
             monkeypatch.setattr("probe.store.digest.xxhash", None)
-            monkeypatch.setattr("probe.store.writer.ALGORITHM", "blake2b-128")
+            for module in ("writer", "index"):
+                monkeypatch.setattr(f"probe.store.{module}.ALGORITHM", "blake2b-128")
             return compare_key_data(read_dump(a), read_dump(make_dump("b", right, keep_values=keep_values)))
 
         return compare
@@ -309,7 +516,7 @@ def test_one_flipped_bit_anywhere_is_found(
         writer = DumpWriter(folder, "a", keep_values)
         for step, content in enumerate((array, values, array)):
             shot = Snapshot.take(content)
-            writer.add("loss", step, 0, 0, "", None, shot.values, shot.dtype, shot.shape, shot.digest)
+            writer.add("loss", step, 0, 0, "", None, shot.numbers, shot.dtype, shot.shape, shot.digest)
         writer.close(complete=True)
         dumps.append(read_dump(folder))
     comparison = compare_key_data(*dumps)

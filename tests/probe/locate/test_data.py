@@ -83,7 +83,7 @@ class TestSwappedRanks:
         assert swapped_ranks(comparison.differing[0], comparison) == expected
 
     def test_exchange_at_one_step_and_under_one_tag(self, make_dump: MakeDump) -> None:
-        left = [("prompts", 1), ("prompts", 2, {"rank": 1, "step": 1}), ("loss", 2, {"rank": 1})]
-        right = [("prompts", 2), ("prompts", 1, {"rank": 1, "step": 1}), ("loss", 1, {"rank": 1})]
+        left = [("prompts", 1), ("loss", 2, {"rank": 1}), ("prompts", 2, {"rank": 1, "step": 1})]
+        right = [("prompts", 2), ("loss", 1, {"rank": 1}), ("prompts", 1, {"rank": 1, "step": 1})]
         comparison = compare_key_data(*dumps(make_dump, left, right))
         assert [swapped_ranks(entry, comparison) for entry in comparison.differing] == [None] * 3

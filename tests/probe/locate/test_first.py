@@ -41,9 +41,9 @@ class TestFirst:
         assert first_key_data(compared([("loss", 1)], [("loss", 1)])) is None
 
     def test_is_the_earliest_step(self, locate: Locate) -> None:
-        left = [("prompts", 1, {"step": s}) for s in range(3)] + [("loss", 1, {"step": s}) for s in range(3)]
-        right = [("prompts", 1 + (s == 2), {"step": s}) for s in range(3)]
-        right += [("loss", 1 + (s == 1), {"step": s}) for s in range(3)]
+        places = [(tag, step) for step in range(3) for tag in ("prompts", "loss")]
+        left = [(tag, 1, {"step": step}) for tag, step in places]
+        right = [(tag, 1 + ((tag, step) in (("prompts", 2), ("loss", 1))), {"step": step}) for tag, step in places]
         assert where(locate(left, right)[0]) == (1, "loss", (0,))
 
     def test_is_the_earliest_place_in_the_step_on_any_rank(self, locate: Locate) -> None:
@@ -75,15 +75,24 @@ class TestFirst:
         b = read_dump(make_dump("b", [("prompts", 1)], complete=False))
         assert first_key_data(compare_key_data(a, b)) is None
 
-    @pytest.mark.parametrize(("inside", "masked_only"), [(1.0, True), (1.5, False)])
-    def test_says_whether_only_masked_entries_differ(self, locate: Locate, inside: float, masked_only: bool) -> None:
+    @pytest.mark.parametrize(
+        ("left", "right", "harmless"),
+        [
+            ([1.0, 3.0], [1.0, 4.0], "entries outside the mask"),
+            ([1.0, 3.0], [1.5, 4.0], None),
+            ([0.0, 3.0], [-0.0, 3.0], "the sign of zeros"),
+            ([0.0, 3.0], [-0.0, 4.0], None),
+        ],
+    )
+    def test_says_when_no_number_that_counts_differs(
+        self, locate: Locate, left: list[float], right: list[float], harmless: str | None
+    ) -> None:
         mask = {"mask": torch.tensor([1, 0])}
-        left, right = [1.0, 3.0], [inside, 4.0]
         pair = [[("log_prob", torch.tensor(value), mask)] for value in (left, right)]
-        assert locate(*pair)[0].masked_only is masked_only
+        assert locate(*pair)[0].entry.harmless == harmless
 
-    def test_without_a_mask_counts_everything(self, locate: Locate) -> None:
-        assert locate([("loss", 1.0)], [("loss", 2.0)])[0].masked_only is False
+    def test_without_a_mask_everything_counts(self, locate: Locate) -> None:
+        assert locate([("loss", 1.0)], [("loss", 2.0)])[0].entry.harmless is None
 
 
 class TestTarget:

@@ -135,7 +135,7 @@ def test_the_map_shows_the_worst_of_each_cell(page_of: Page) -> None:
         (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0]), "1 of 3"),
         (torch.tensor(float("nan")), torch.tensor(1.0), "inf"),
         (torch.tensor([1 + 2j]), torch.tensor([1 + 3j]), "(1+3j)"),
-        ("3+4=", "3+5=", "1 of 4"),
+        ("3+4=", "3+5=", "'3+4=' against '3+5='"),
         (torch.tensor([1.0]).to(torch.float8_e4m3fn), torch.tensor([2.0]).to(torch.float8_e4m3fn), "1 of 1"),
     ],
     ids=["shape", "dtype", "element", "nan", "complex", "text", "float8"],

@@ -77,7 +77,11 @@ def test_values_are_what_was_found(result: CheckResult, tmp_path: Path) -> None:
     first = document["key_data"]["first"]
     assert (first["step"], first["tag"], first["rank"], first["micro_step"]) == (2, "ref_log_prob", [0], 1)
     assert document["cost"] == {"trainer_steps": 17, "documented_recipe_steps": 24, "seconds": 41.2}
-    assert document["tables"] == {"made": ["keydata/loss.xlsx"], "not_made": ["layers: msprobe failed"]}
+    assert document["tables"] == {
+        "summary": None,
+        "made": ["keydata/loss.xlsx"],
+        "not_made": ["layers: msprobe failed"],
+    }
 
 
 def test_what_does_not_apply_is_null_or_empty() -> None:
@@ -108,7 +112,7 @@ def test_everything_not_compared_is_listed(make_dump: MakeDump) -> None:
     listed = verdict_document(CheckResult("inconclusive", comparison, layers=layers), None)["not_compared"]
     assert listed == [
         f"{b}: the run did not finish; 1 steps are whole",
-        "loss, step 1, rank 0, micro-step 0: the other run ended before it",
+        "loss, step 1, rank 0, micro-step 0: absent from the other run, which is incomplete",
         "x: the layer dump was cut off",
     ]
 

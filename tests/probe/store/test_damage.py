@@ -38,7 +38,7 @@ class TestIncomplete:
         living.mkdir()
         writer = DumpWriter(living, "a", keep_values=True)
         shot = Snapshot.take(1.0)
-        writer.add("loss", 0, 0, 0, "", None, shot.values, shot.dtype, shot.shape, shot.digest)
+        writer.add("loss", 0, 0, 0, "", None, shot.numbers, shot.dtype, shot.shape, shot.digest)
         writer.finish_step(0)
         shutil.copytree(living, killed)  # what a run that was never closed leaves
         writer.close(complete=True)
@@ -246,7 +246,7 @@ class TestHostile:
         (folder / "link.npy").symlink_to(tmp_path / "secret.npy")
         (folder / "link").symlink_to(tmp_path)
         name = str(tmp_path / "secret.npy") if file.startswith("/") else file
-        with pytest.raises(DumpError, match="lies outside the dump folder"):
+        with pytest.raises(DumpError, match="lies outside the dump folder|a link is not followed"):
             read_values(folder, record_of(folder, name))
 
     @pytest.mark.parametrize("file", ["", ".", "a\0b", "x" * 5000, "loop"])
@@ -259,5 +259,5 @@ class TestHostile:
         with (tmp_path / "x.npy").open("wb") as file:
             header = {"descr": "<f4", "fortran_order": False, "shape": (2**40, 2**40)}
             np.lib.format.write_array_header_1_0(file, header)
-        with pytest.raises(DumpError, match="where its header asks for"):
+        with pytest.raises(DumpError, match=r"x\.npy: not a readable \.npy file"):
             read_values(tmp_path, record_of(tmp_path, "x.npy"))

@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from xxhash import xxh3_128_hexdigest
 
 from probe.collect.values import Snapshot
+from probe.compare import compare_key_data
 from probe.errors import DumpError, RecordError
 from probe.store import layout
+from probe.store.digest import digest
 from probe.store.reader import read_dump, read_values
-from probe.store.writer import statistics
+from probe.store.writer import Numbers, statistics
 
 MakeDump = Callable[..., Path]
 
@@ -65,7 +68,8 @@ class TestRoundTrip:
         (record,) = read_dump(folder).records[1]
         assert (record.step, record.rank, record.micro_step, record.path, record.call) == (2, 1, 3, "new", 0)
         assert (record.stage, record.dtype, record.shape) == ("actor_update", "float32", (2,))
-        assert record.masked == Snapshot.take(torch.tensor([1.0, 0.0])).digest
+        inside = np.array([1, 0], np.float32).tobytes() + bytes([1, 0])
+        assert record.masked == digest("float32", (2,), inside)
         assert record.file == "data/log_prob/step2/rank1/micro_step3/log_prob.npy"
 
     def test_text_is_kept(self, make_dump: MakeDump) -> None:
@@ -131,17 +135,24 @@ class TestFiles:
         }
 
     def test_statistics_are_strict_json(self) -> None:
-        found = statistics(np.array([np.nan, np.inf], dtype=np.float32))
+        found = statistics(Numbers(np.array([np.nan, np.inf], dtype=np.float32)))
         assert found == {"max": "nan", "min": "nan", "mean": "nan", "norm": "nan", "shape": [2]}
         assert json.dumps(found, allow_nan=False)
 
     def test_statistics_of_nothing_are_null(self) -> None:
-        assert statistics(np.zeros((0, 2))) == {"max": None, "min": None, "mean": None, "norm": None, "shape": [0, 2]}
+        assert statistics(Numbers(np.zeros((0, 2)))) == {
+            "max": None,
+            "min": None,
+            "mean": None,
+            "norm": None,
+            "shape": [0, 2],
+        }
 
     def test_statistics_do_not_wrap_or_overflow(self) -> None:
-        found = statistics(np.array([200, 100], dtype=np.uint8))
+        found = statistics(Numbers(np.array([200, 100], dtype=np.uint8)))
         assert (found["mean"], found["norm"]) == (150.0, pytest.approx(223.6068))
-        assert statistics(np.array([60000, 60000], dtype=np.float16))["norm"] == pytest.approx(84852.8, rel=1e-3)
+        halves = statistics(Numbers(np.array([60000, 60000], dtype=np.float16)))
+        assert halves["norm"] == pytest.approx(84852.8, rel=1e-3)
 
     def test_no_half_file_is_left(self, make_dump: MakeDump) -> None:
         folder = make_dump("a", [("loss", torch.ones(3)), ("weights", {"w": 1.0})])
@@ -149,12 +160,16 @@ class TestFiles:
 
     def test_the_manifest_says_what_there_is(self, make_dump: MakeDump) -> None:
         folder = make_dump("a", [("loss", 1.0), ("loss", 2.0, {"step": 2, "rank": 3})])
+        digests = {str(rank): xxh3_128_hexdigest((folder / f"index/rank{rank}.jsonl").read_bytes()) for rank in (0, 3)}
         assert json.loads((folder / "manifest.json").read_text()) == {
             "format": 1,
             "digest": "xxh3-128",
             "run": "a",
             "ranks": [0, 3],
             "records": {"0": 1, "3": 1},
+            "index_digests": digests,
+            "values": 2,
+            "value_bytes": sum(file.stat().st_size for file in folder.rglob("*.npy")),
             "steps_finished": 3,
             "complete": True,
             "errors": [],
@@ -219,7 +234,7 @@ class TestSingleSaveTree:
     def test_has_values_and_the_stages_of_its_tags(self, tree: Path) -> None:
         dump = read_dump(tree)
         prompts = dump.records[0][0]
-        assert (prompts.dtype, prompts.shape, prompts.digest) == ("float32", (2, 3), None)  # SingleSave's .float()
+        assert (prompts.dtype, prompts.shape, prompts.digest) == ("", (), None)  # it says nothing of what there was
         assert read_values(tree, prompts).tolist() == [[0, 1, 2], [3, 4, 5]]
         stages = {record.tag: record.stage for record in dump.records[0]}
         assert stages["responses"] == "actor_generate_sequences"
@@ -228,10 +243,10 @@ class TestSingleSaveTree:
     def test_says_what_it_cannot_read(self, tree: Path) -> None:
         file = tree / "data/loss/step0/rank0/micro_step1/loss.npy"
         file.write_bytes(file.read_bytes()[:-1])
-        dump = read_dump(tree)
-        assert len(dump.problems) == 1
-        assert str(file) in dump.problems[0]
-        assert not dump.complete
+        comparison = compare_key_data(read_dump(tree), read_dump(tree))
+        (entry,) = comparison.entries
+        assert (comparison.verdict, entry.status) == ("inconclusive", "unreadable")
+        assert str(file) in str(entry.problem)
 
     def test_says_what_lies_in_the_wrong_place(self, tree: Path) -> None:
         (tree / "data/loss/step0/rank0").rename(tree / "data/loss/step0/proc77")
@@ -249,7 +264,8 @@ class TestSingleSaveTree:
         place.mkdir(parents=True)
         (place / "loss.npy").symlink_to(tmp_path / "secret.npy")
         dump = read_dump(tree)
-        assert any("lies outside the dump folder" in problem for problem in dump.problems)
+        assert any("a link is not followed" in problem for problem in dump.problems)
+        assert compare_key_data(dump, dump).counts["unreadable"] == 1
 
     def test_an_empty_folder_is_no_dump(self, tmp_path: Path) -> None:
         with pytest.raises(DumpError, match="holds no dump"):

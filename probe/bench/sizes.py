@@ -1,0 +1,126 @@
+"""How much each benchmark does. The defaults are the reference sizes, which the targets are stated for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingSize:
+    """A GRPO training with a small Qwen2.
+
+    Example:
+        >>> RecordingSize(prompts=8, samples=4).responses
+        32
+    """
+
+    layers: int = 4
+    hidden: int = 512
+    """Hidden size; the MLP is twice as wide, attention has a head for each 64 (at least two)."""
+    prompts: int = 8
+    """Prompts per step."""
+    samples: int = 4
+    """Responses per prompt."""
+    response_tokens: int = 28
+    """Longest response; with the four tokens of a prompt a sequence has 32."""
+    steps: int = 3
+    """Training steps that a contender takes in a round."""
+    rounds: int = 6
+    """With three contenders, six rounds hold every order of them once."""
+
+    @property
+    def responses(self) -> int:
+        """Responses per step."""
+        return self.prompts * self.samples
+
+    @property
+    def disk_bytes(self) -> int:
+        """Most that lies on the disk at once."""
+        per_step = 64 * self.responses * (self.response_tokens + 64) + 4 * _MIB
+        return self.rounds * self.steps * 2 * per_step
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the document."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """For a child process."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class BytesSize:
+    """Two folders of equal ``.npy`` files.
+
+    Example:
+        >>> BytesSize(files=600, file_bytes=1_000_000).disk_bytes > 1_200_000_000
+        True
+    """
+
+    files: int = 600
+    """Files in each of the two folders."""
+    file_bytes: int = 1_000_000
+    """Values in each file, in bytes; a multiple of 4, as they are float32."""
+    rounds: int = 4
+
+    @property
+    def disk_bytes(self) -> int:
+        """Most that lies on the disk at once."""
+        return 2 * self.files * (self.file_bytes + 4 * 4096) + 64 * _MIB
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the document."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class DigestsSize:
+    """Two dumps that hold digests only.
+
+    Example:
+        >>> DigestsSize().total
+        800000
+    """
+
+    ranks: int = 8
+    records: int = 100_000
+    """Records of each rank in each of the two dumps."""
+    steps: int = 10
+    """Training steps that the records are spread over."""
+    rounds: int = 3
+
+    @property
+    def total(self) -> int:
+        """Records in each of the two dumps."""
+        return self.ranks * self.records
+
+    @property
+    def disk_bytes(self) -> int:
+        """Most that lies on the disk at once."""
+        return 2 * self.total * 512 + 64 * _MIB
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the document."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """One size for each benchmark, under its name.
+
+    Example:
+        >>> Sizes(digests=DigestsSize(ranks=2, records=50)).digests.total
+        100
+    """
+
+    recording: RecordingSize = field(default_factory=RecordingSize)
+    bytes: BytesSize = field(default_factory=BytesSize)
+    digests: DigestsSize = field(default_factory=DigestsSize)
+
+
+REFERENCE = Sizes()
+"""What the command measures."""

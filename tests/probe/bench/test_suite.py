@@ -1,0 +1,129 @@
+"""The command as a whole. No test asserts a time."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from probe.bench.sizes import REFERENCE, BytesSize, DigestsSize, Sizes
+from probe.bench.suite import NAMES, NUMBERS, run_benchmarks, summary
+from probe.errors import DumpError, InconclusiveError, UsageError
+
+HAS_MSPROBE = importlib.util.find_spec("msprobe") is not None
+RATIOS = {
+    "recording": ["key_data_over_off", "single_save_over_off"],
+    "bytes": ["times_as_fast_as_single_comparator", "times_as_fast_as_plain_reading"],
+    "digests": ["records_per_second", "peak_memory_mb"],
+}
+
+
+@pytest.fixture(scope="module")
+def measured(tiny_bench):
+    """All three benchmarks, tiny."""
+    return tiny_bench("--json")
+
+
+def test_all_benchmarks_give_one_strict_document_and_leave_nothing_behind(measured):
+    assert measured.status == 0, measured.stderr
+    assert list(measured.document) == ["format", "environment", "benchmarks", "targets"]
+    assert list(measured.document["benchmarks"]) == list(NAMES)
+    assert measured.left_over == []
+    assert "Traceback" not in measured.stderr
+
+
+def test_every_ratio_is_a_positive_number(measured):
+    for name, keys in RATIOS.items():
+        for key in keys:
+            value = measured.document["benchmarks"][name][key]
+            assert (value > 0) if HAS_MSPROBE or "single" not in key else (value is None), key
+
+
+def test_every_contender_has_its_seconds_of_every_round(measured, tiny):
+    official = {"recording": {"single_save"}, "bytes": {"single_comparator"}, "digests": set()}
+    own = {"recording": {"off", "key_data"}, "bytes": {"ours", "plain_reading"}, "digests": {"ours"}}
+    for name, benchmark in measured.document["benchmarks"].items():
+        assert set(benchmark["contenders"]) == own[name] | (official[name] if HAS_MSPROBE else set())
+        for contender in benchmark["contenders"].values():
+            assert len(contender["seconds"]) == asdict(tiny)[name]["rounds"]
+            assert min(contender["seconds"]) <= contender["median_seconds"] <= max(contender["seconds"])
+
+
+def test_the_document_says_what_was_run_and_where(measured, tiny):
+    document = measured.document
+    assert document["environment"]["versions"]["torch"]
+    assert document["environment"]["platform"]["processors"]
+    assert document["environment"]["load_average_before"] >= 0
+    assert {name: document["benchmarks"][name]["size"] for name in NAMES} == asdict(tiny)
+    assert document["benchmarks"]["recording"]["device"] in ("cpu", "cuda", "npu")
+
+
+def test_targets_are_judged_by_what_was_measured(measured):
+    targets = measured.document["targets"]
+    assert set(targets) == {number.key for number in NUMBERS if number.target}
+    for key, target in targets.items():
+        value = measured.document["benchmarks"][target["benchmark"]][key]
+        assert target["measured"] == value
+        if value is not None:
+            assert target["met"] is (value <= target["at_most"] if "at_most" in target else value >= target["at_least"])
+
+
+def test_people_read_one_line_a_number_and_a_last_one(tiny_bench):
+    done = tiny_bench("digests")
+    assert done.status == 0, done.stderr
+    assert done.stdout == ""
+    start, speed, memory, last = done.stderr.splitlines()
+    assert start == "digests: measuring"
+    assert "records a second compare by digest (target: at least 1,000,000" in speed
+    assert "MB of memory (target: at most 300" in memory
+    assert last.endswith("of 2 targets met")
+    assert done.left_over == []
+
+
+def test_what_msprobe_was_not_there_for_is_said():
+    benchmarks = {"bytes": {"times_as_fast_as_single_comparator": None, "times_as_fast_as_plain_reading": 0.75}}
+    targets = {"one": {"met": None}, "other": {"met": True}}
+    assert summary({"benchmarks": benchmarks, "targets": targets}) == [
+        "bytes compare ? times as fast as SingleComparator does (not measured: msprobe is not installed)",
+        "bytes compare 0.75 times as fast as plain reading and comparing (target: at least 0.5)",
+        "1 of 2 targets met",
+    ]
+
+
+def test_an_unknown_name_is_refused_with_the_names_that_there_are(firstdiff):
+    done = firstdiff("bench", "nope", "--json")
+    assert done.status == 64
+    assert "nope" in json.loads(done.stdout)["error"]
+    assert done.last_line == "firstdiff: nope: no such benchmark; there are recording, bytes, digests"
+    with pytest.raises(UsageError, match="nope"):
+        run_benchmarks("nope")
+
+
+def test_a_disk_with_too_little_room_is_said_before_anything_starts(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(DumpError, match=r"MB are free, the benchmarks need \d+ MB .* TMPDIR"):
+        run_benchmarks(None, Sizes(bytes=BytesSize(files=1, file_bytes=2 * free)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_an_error_nothing_is_left_behind(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    nothing = Sizes(digests=DigestsSize(ranks=1, records=0, steps=1, rounds=1))
+    with pytest.raises(
+        InconclusiveError, match=r"probe.bench.digest_comparison failed \(1\): .*equal dumps of 0 records"
+    ):
+        run_benchmarks("digests", nothing)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_reference_sizes_are_those_of_the_targets():
+    recording, files, digests = REFERENCE.recording, REFERENCE.bytes, REFERENCE.digests
+    assert (recording.layers, recording.hidden, recording.prompts, recording.samples) == (4, 512, 8, 4)
+    assert (files.files, files.file_bytes) == (600, 1_000_000)
+    assert (digests.ranks, digests.records) == (8, 100_000)
