@@ -38,12 +38,13 @@ class LayerDumper:
     Args:
         folder: The dump folder.
         spec: Which stages, steps and tokens; msprobe's task and level.
+        rank: The process's rank, where several record into the folder.
 
     Raises:
         UsageError: msprobe is not installed in the trainer's environment.
     """
 
-    def __init__(self, folder: Path, spec: RunSpec) -> None:
+    def __init__(self, folder: Path, spec: RunSpec, rank: int | None = None) -> None:
         try:
             from msprobe.core.common.runtime import Runtime
             from msprobe.pytorch import PrecisionDebugger
@@ -54,7 +55,7 @@ class LayerDumper:
             ) from error
         self._folder = folder
         self._spec = spec
-        self._scratch = folder / ".window"
+        self._scratch = folder / layout.of_rank(".window", rank)
         if not _MSPROBE_TAKES.fullmatch(str(self._scratch)):
             self._scratch = Path(tempfile.mkdtemp(prefix="firstdiff-")) / "window"
         self._debugger = PrecisionDebugger(task=spec.task, level=spec.level, dump_path=str(self._scratch))

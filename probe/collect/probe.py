@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 
 from probe.collect import environment
+from probe.collect.ranks import place_of_process, rank_now, unwrapped
 from probe.collect.values import Snapshot, dtype_name, host_mask, leaves, on_host, raw_bytes
 from probe.errors import DumpError, RecordError, UsageError
 from probe.store import layout
 from probe.store.background import Background
 from probe.store.digest import digest
-from probe.store.writer import DigestEntry, DumpWriter, mark_incomplete, write_json
+from probe.store.writer import DigestEntry, DumpWriter, Place, mark_incomplete, write_json
 from probe.types import ROLES_OF_STAGE, STAGES, RunSpec
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Probe:
 
     Raises:
         DumpError: The dump folder is not empty or cannot be made.
+        UsageError: The environment names a rank that cannot be.
 
     Example:
         >>> probe = Probe.from_env()
@@ -55,6 +57,7 @@ class Probe:
         self._background: Background | None = None
         self._layers: LayerDumper | None = None
         self._environment_written = False
+        self._place: Place | None = None
         self._failed = False
         if spec is not None:
             self._open(spec)
@@ -89,7 +92,9 @@ class Probe:
     def attach(self, **models: torch.nn.Module | None) -> None:
         """Names the models, by role: ``actor``, ``reference``, ``critic``, ``rollout``. May be called again.
 
-        At the end of every step the digests of all their parameters and buffers are recorded as tag ``weights``.
+        At the end of every step the digests of all their parameters and buffers are recorded as tag ``weights``. A
+        model inside a wrapper for data parallel training has the names that it has alone; of sharded parameters, each
+        rank records its own shard.
 
         Args:
             models: The modules; None takes a role away.
@@ -101,7 +106,7 @@ class Probe:
             if model is None:
                 self._models.pop(role, None)
             elif isinstance(model, torch.nn.Module):
-                self._models[role] = model
+                self._models[role] = unwrapped(model)
             else:
                 raise TypeError(f"attach({role}=…): expected a torch.nn.Module, not {type(model).__name__}")
 
@@ -125,7 +130,7 @@ class Probe:
             return
         place, opened = (name, 0, 0), False
         with self._guard():
-            place = (name, _count("micro_step", micro_step or 0), _count("rank", self._rank(rank)))
+            place = (name, _count("micro_step", micro_step or 0), self._own_rank(self._rank(rank)))
             opened = self._open_window(*place)
         self._stages.append(place)
         try:
@@ -176,7 +181,7 @@ class Probe:
         with self._guard():
             if not isinstance(data, dict):
                 raise RecordError(f"save takes a dict of tag to value, not {type(data).__name__}")
-            place = (self._step, _count("rank", place[1]), _count("micro_step", place[2]))
+            place = (self._step, self._own_rank(place[1]), _count("micro_step", place[2]))
             self._own_process()
             with _named("mask"):
                 kept = None if mask is None else host_mask(mask)
@@ -260,19 +265,24 @@ class Probe:
 
     def _open(self, spec: RunSpec) -> None:
         folder = Path(spec.dump_path).absolute()
-        layout.claim(folder)
+        self._place = place_of_process()
+        if self._place is None:
+            layout.claim(folder)
+        else:
+            layout.claim_for_rank(folder, self._place.rank)
         self._folder = folder
         self._process = os.getpid()
         self._last_error = getattr(sys, "last_value", None)
         with self._guard():
-            self._writer = DumpWriter(folder, spec.run, keep_values=spec.key_data == "full")
+            self._writer = DumpWriter(folder, spec.run, spec.key_data == "full", self._place)
             self._background = Background()
-            if spec.configurations and spec.configuration is not None:
+            first = self._place is None or self._place.rank == 0
+            if first and spec.configurations and spec.configuration is not None:
                 write_json(folder / layout.CONFIGURATIONS, spec.configuration)
             if spec.dump_stages:
                 from probe.collect.layers import LayerDumper
 
-                self._layers = LayerDumper(folder, spec)
+                self._layers = LayerDumper(folder, spec, None if self._place is None else self._place.rank)
         atexit.register(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
@@ -285,8 +295,18 @@ class Probe:
     def _rank(self, rank: int | None) -> int:
         if rank is not None:
             return rank
-        distributed = torch.distributed
-        return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+        return self._place.rank if self._place is not None else rank_now()
+
+    def _own_rank(self, rank: object) -> int:
+        """A rank that this process may record.
+
+        Raises:
+            RecordError: It is no rank, or that of another process.
+        """
+        number = _count("rank", rank)
+        if self._place is not None and number != self._place.rank:
+            raise RecordError(f"rank={number} in the process of rank {self._place.rank}: each process saves its own")
+        return number
 
     def _open_window(self, stage: str, micro_step: int, rank: int) -> bool:
         """Opens a layer window if the stage is to be dumped and none is open. Returns whether it did."""
@@ -320,9 +340,14 @@ class Probe:
             raise RecordError("a forked process cannot record into its parent's dump; save in the parent")
 
     def _write_environment(self, spec: RunSpec) -> None:
-        if not self._environment_written:
-            write_json(self._folder / layout.ENVIRONMENT, environment.describe(spec.determinism))
-            self._environment_written = True
+        if self._environment_written:
+            return
+        place = self._place
+        if place is None or place.rank == 0 or place.first_of_host:
+            rank = None if place is None or place.rank == 0 else place.rank
+            path = self._folder / layout.of_rank(layout.ENVIRONMENT, rank)
+            write_json(path, environment.describe(spec.determinism))
+        self._environment_written = True
 
     @contextmanager
     def _guard(self, ending: bool = False) -> Iterator[None]:

@@ -165,6 +165,8 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     plain: Any = tensor.detach()
     if hasattr(plain, "to_local"):  # a DTensor: what this rank holds
         plain = plain.to_local()
+    if hasattr(plain, "trigger_wait"):  # the result of a collective that may still run
+        plain = plain.trigger_wait()
     result: torch.Tensor = plain.resolve_conj().resolve_neg()
     return result
 

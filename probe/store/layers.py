@@ -133,7 +133,7 @@ def _window(file: Path, dump: Path, stage: str, number: int) -> Window:
         role, order = note.get("role", role), note.get("order", order)
         if not isinstance(role, str) or not isinstance(order, int):
             raise DumpError(f"{marker}: damaged (a value has the wrong type)")
-    elif (dump / layout.MANIFEST).is_file():
+    elif layout.manifests(dump):
         complete = False  # our own recording marks every window that closed
     return Window(file.parent, stage, step, rank, micro_step, role, order, complete)
 

@@ -10,6 +10,9 @@
       index/rank{r}.jsonl                                 every record in order, with its digest: what is compared
       manifest.json                                       format, digest algorithm, steps finished, complete or not
       environment.json                                    versions, devices, determinism asked for and in effect
+
+Where several processes record one run, each has a ``manifest.rank{r}.json`` in place of ``manifest.json``, and the
+first process of every further host an ``environment.rank{r}.json``.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from probe.errors import DumpError, RecordError
+from probe.types import STAGES
 
 FORMAT = 1
 """Version of the dump folder's own files."""
@@ -30,6 +34,7 @@ FORMAT = 1
 INDEX = "index"
 DATA = "data"
 MANIFEST = "manifest.json"
+"""Of a run of one process."""
 ENVIRONMENT = "environment.json"
 CONFIGURATIONS = "configurations.json"
 RESERVE = ".reserve"
@@ -42,6 +47,9 @@ _LONGEST_JSON = 1 << 30
 _FOLDER_NAME = re.compile(r"(?![ .])[^/\\\x00-\x1f:*?\"<>|\ud800-\udfff]{1,150}(?<![ .])")
 _LONGEST_NAME = 200
 """Bytes of UTF-8: file systems take 255, and the files' names are longer than the tag."""
+_RANK_MANIFEST = re.compile(r"manifest\.rank(0|[1-9]\d{0,8})\.json")
+_OF_SEVERAL = re.compile(r"\.?manifest\.rank.*|\.?environment\..*|\.?configurations\.json.*|\.reserve\..*|\.window\..*")
+"""What processes that record into one folder leave at its top, beside the folders."""
 
 
 def check_tag(tag: object) -> str:
@@ -95,6 +103,65 @@ def read_json(path: Path) -> Any:
             return json.loads(file.read())
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
+
+
+def of_rank(name: str, rank: int | None) -> str:
+    """The name of one process's own file.
+
+    Args:
+        name: The file's name in a run of one process.
+        rank: The process's rank, where the run has several; None where it is the only one.
+
+    Example:
+        >>> of_rank("manifest.json", 1)
+        'manifest.rank1.json'
+    """
+    if rank is None:
+        return name
+    stem, dot, ending = name.rpartition(".")
+    return f"{stem}.rank{rank}.{ending}" if dot and stem else f"{name}.rank{rank}"
+
+
+def manifests(folder: Path) -> dict[int | None, Path]:
+    """The manifests at the top of a dump folder by rank; None is that of a run of one process.
+
+    Raises:
+        OSError: The folder cannot be listed.
+    """
+    found: dict[int | None, Path] = {}
+    for name in os.listdir(folder):
+        if name == MANIFEST:
+            found[None] = folder / name
+        elif match := _RANK_MANIFEST.fullmatch(name):
+            found[int(match.group(1))] = folder / name
+    return found
+
+
+def claim_for_rank(folder: Path, rank: int) -> None:
+    """Makes a dump folder, or takes one that other processes of the same run have made, for one rank.
+
+    The rank's manifest is created exclusively: no second process can claim the same rank.
+
+    Raises:
+        DumpError: Another run has used the folder, or it cannot be made.
+    """
+    path = folder / of_rank(MANIFEST, rank)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        foreign = sorted(name for name in os.listdir(folder) if not _may_be_of_several(name))
+        if foreign:
+            raise DumpError(f"{folder / foreign[0]}: is of another run; give every run its own dump_path")
+        path.open("xb").close()
+    except FileExistsError as error:
+        raise DumpError(
+            f"{path}: another process has recorded rank {rank}; give every run its own dump_path"
+        ) from error
+    except OSError as error:
+        raise DumpError(f"{folder}: the dump folder cannot be made ({error.strerror})") from error
+
+
+def _may_be_of_several(name: str) -> bool:
+    return name in (INDEX, DATA, *STAGES) or _OF_SEVERAL.fullmatch(name) is not None
 
 
 def claim(folder: Path) -> None:

@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from probe.errors import DumpError
 from probe.store import layout
 from probe.store.index import Batch, RankIndex, check_index, lines_with_values, parse_lines
+from probe.store.manifests import read_manifest
 from probe.store.scan import NAMED, ScannedRank, scan, shown, walk
 from probe.store.values import Array, ValueFiles, read_values
 from probe.types import STAGES, Record
@@ -106,7 +107,7 @@ def read_dump(folder: Path) -> Dump:
     for name in (layout.DATA, layout.INDEX):
         if (folder / name).is_symlink():
             raise DumpError(f"{folder / name}: a link is not followed")
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     if manifest is None and (folder / layout.INDEX).exists():
         raise DumpError(f"{folder}: has an index but no {layout.MANIFEST}; the dump is damaged")
     if manifest is None:
@@ -115,59 +116,23 @@ def read_dump(folder: Path) -> Dump:
         scanned, problems = scan(folder)
         # SingleSave says nowhere whether a run finished: what is there is taken as the whole
         return Dump(folder, scanned, complete=not problems, problems=problems)
-    problems = [f"{folder}: {error}" for error in manifest["errors"]]
-    if not manifest["complete"] and not problems:
-        problems.append(f"{folder}: the run did not finish; {manifest['steps_finished']} steps are whole")
+    problems = list(manifest.problems)
     ranks: dict[int, RankIndex] = {}
     damaged: list[str] = []
-    for rank in manifest["ranks"]:
-        sealed = manifest["index_digests"].get(str(rank)) or "none" if manifest["complete"] else None
+    for rank in manifest.ranks:
+        sealed = manifest.index_digests.get(str(rank)) or "none" if manifest.complete else None
         path = folder / layout.INDEX / f"rank{rank}.jsonl"
-        ranks[rank], found = check_index(path, rank, manifest["digest"], sealed)
-        expected = manifest["records"].get(str(rank))
+        ranks[rank], found = check_index(path, rank, manifest.digest, sealed)
+        expected = manifest.records.get(str(rank))
         if ranks[rank].seal is not None and expected != ranks[rank].records:
             found = [f"{path}: has {ranks[rank].records} records, not {expected} as the manifest says"]
         damaged += found
     problems += _first_of(damaged, folder)
-    whole = _size_of_values(folder) == (manifest["values"], manifest["value_bytes"])
+    whole = _size_of_values(folder) == (manifest.values, manifest.value_bytes)
     if not problems and not whole:
         problems += _unlisted_values(folder, ranks)
     problems += _unlisted_indexes(folder, ranks)
-    return Dump(folder, ranks, not problems, manifest["steps_finished"], manifest["digest"], problems)
-
-
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    path = folder / layout.MANIFEST
-    if not os.path.lexists(path):
-        return None
-    try:
-        manifest = layout.read_json(path)
-        if manifest["format"] > layout.FORMAT:
-            raise DumpError(f"{path}: format {manifest['format']} is newer than this Firstdiff reads")
-        if manifest["format"] != layout.FORMAT:
-            raise ValueError(f"there is no format {manifest['format']}")
-        expected = {
-            "ranks": list,
-            "complete": bool,
-            "steps_finished": int,
-            "digest": str,
-            "errors": list,
-            "records": dict,
-            "index_digests": dict,
-            "values": int,
-            "value_bytes": int,
-        }
-        if not all(isinstance(manifest[key], kind) for key, kind in expected.items()):
-            raise ValueError("a value has the wrong type")
-        if not all(isinstance(rank, int) and rank >= 0 for rank in manifest["ranks"]):
-            raise ValueError("a rank is not a number")
-        if len(set(manifest["ranks"])) < len(manifest["ranks"]):
-            raise ValueError("a rank is listed twice")
-        if isinstance(manifest["steps_finished"], bool) or manifest["steps_finished"] < 0 or not manifest["digest"]:
-            raise ValueError("a value has the wrong type")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DumpError(f"{path}: damaged ({error})") from error
-    return dict(manifest)
+    return Dump(folder, ranks, not problems, manifest.steps_finished, manifest.digest, problems)
 
 
 def _value_files(folder: Path) -> Iterator[os.DirEntry[str]]:

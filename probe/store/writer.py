@@ -74,6 +74,23 @@ RESERVE_BYTES = 64 << 10
 """Room that is given free when the disk is full, so that the manifest can say so."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of a run's several processes this is.
+
+    Example:
+        >>> Place(rank=1, world_size=2).first_of_host
+        False
+    """
+
+    rank: int
+    world_size: int
+    first_of_host: bool = False
+    """Whether it is its host's first process."""
+    launch: str | None = None
+    """What names the launch that all of them are from; None where nothing does."""
+
+
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
     """A temporary file that takes the path's place at the end; after an error nothing of it is left."""
@@ -155,10 +172,15 @@ class DumpWriter:
         folder: The dump folder, claimed already.
         run: Name of the run, for the manifest.
         keep_values: Whether ``.npy`` files are written.
+        place: The process's own place, where several record one run.
     """
 
-    def __init__(self, folder: Path, run: str, keep_values: bool) -> None:
+    def __init__(self, folder: Path, run: str, keep_values: bool, place: Place | None = None) -> None:
         self._folder = folder
+        self._place = place
+        rank = None if place is None else place.rank
+        self._manifest_file = folder / layout.of_rank(layout.MANIFEST, rank)
+        self._reserve = folder / layout.of_rank(layout.RESERVE, rank)
         self._keep_values = keep_values
         self._indexes: dict[int, IO[bytes]] = {}
         self._hashers: dict[int, Hasher] = {}
@@ -179,9 +201,10 @@ class DumpWriter:
             "steps_finished": 0,
             "complete": False,
             "errors": [],
+            **({} if place is None else {"rank": place.rank, "world_size": place.world_size, "launch": place.launch}),
         }
         (folder / layout.INDEX).mkdir(exist_ok=True)
-        (folder / layout.RESERVE).write_bytes(bytes(RESERVE_BYTES))
+        self._reserve.write_bytes(bytes(RESERVE_BYTES))
         self._update()
 
     def add(
@@ -215,6 +238,8 @@ class DumpWriter:
         """
         if step < self._manifest["steps_finished"]:
             raise RecordError(f"step {step} is finished: nothing can be added to it")
+        if self._place is not None and rank != self._place.rank:
+            raise RecordError(f"a record of rank {rank} in the process of rank {self._place.rank}: each saves its own")
         place = (tag, step, rank, micro_step)
         file = None
         if values is not None:
@@ -256,7 +281,7 @@ class DumpWriter:
 
     def note_error(self, message: str) -> None:
         """Notes why nothing more is recorded: the dump stays incomplete."""
-        (self._folder / layout.RESERVE).unlink(missing_ok=True)
+        self._reserve.unlink(missing_ok=True)
         self._update(errors=[*self._manifest["errors"], message])
 
     def close(self, complete: bool) -> None:
@@ -267,7 +292,7 @@ class DumpWriter:
         """
         for file in self._indexes.values():
             file.close()
-        (self._folder / layout.RESERVE).unlink(missing_ok=True)
+        self._reserve.unlink(missing_ok=True)
         self._update(complete=complete and not self._manifest["errors"], **self._counted())
 
     def _write_values(
@@ -293,6 +318,7 @@ class DumpWriter:
         rank = record.rank
         if rank not in self._indexes:
             path = self._folder / layout.INDEX / f"rank{rank}.jsonl"
+            path.touch(exist_ok=self._place is None)  # of several processes, no two write one index
             self._indexes[rank] = path.open("wb", buffering=0)
             self._hashers[rank] = hasher()
             self._update(ranks=sorted(self._indexes))
@@ -315,19 +341,23 @@ class DumpWriter:
     def _update(self, **changes: Any) -> None:
         with self._lock:
             self._manifest.update(changes)
-            write_json(self._folder / layout.MANIFEST, self._manifest)
+            write_json(self._manifest_file, self._manifest)
 
 
 def mark_incomplete(folder: Path, reason: str) -> None:
-    """Notes in a dump's manifest that its run failed, which only whoever started the run may know.
+    """Notes in every manifest of a dump that its run failed, which only whoever started the run may know.
 
     Args:
         folder: The dump folder; nothing happens where it has no manifest that can be read.
         reason: One sentence.
     """
-    path = folder / layout.MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
-        write_json(path, {**manifest, "complete": False, "errors": [*manifest["errors"], reason]})
-    except (OSError, ValueError, KeyError, TypeError):
+        paths = sorted(layout.manifests(folder).values())
+    except OSError:
         return  # without a readable manifest the dump is not complete either
+    for path in paths:
+        try:
+            manifest = json.loads(path.read_bytes())
+            write_json(path, {**manifest, "complete": False, "errors": [*manifest["errors"], reason]})
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # the same

@@ -158,16 +158,43 @@ probe.attach(actor=torch.nn.Linear(1, 1))
 probe.save({"prompts": 1})
 with probe.stage("actor_update"):
     probe.save({"loss": 1})
-    probe.save({"loss": 1}, rank=0)
 probe.step()
 """,
         )
         assert process.wait(60) == 0, process.stderr.read()
-        records = read_dump(tmp_path / "dump").records
-        assert {rank: [r.tag for r in found] for rank, found in records.items()} == {
-            0: ["loss"],
+        dump = read_dump(tmp_path / "dump")
+        assert {rank: [r.tag for r in found] for rank, found in dump.records.items()} == {
             3: ["prompts", "loss", "weights", "weights"],
         }
+        assert dump.problems == [
+            f"{dump.folder}: of 4 processes, rank 0, 1, 2 did not record; every process opens a Probe"
+        ]
+
+    def test_one_of_several_processes_records_its_own_rank_only(self, start_script, tmp_path):
+        process = start_script(
+            tmp_path,
+            """
+import os
+os.environ |= {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+from probe import Probe
+Probe.from_env().save({"loss": 1}, rank=0)
+""",
+        )
+        assert process.wait(60) == 1
+        assert "rank=0 in the process of rank 1: each process saves its own" in process.stderr.read()
+
+    @pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("-1", "2"), ("x", "2"), ("0", "")])
+    def test_ranks_that_cannot_be_are_refused(self, start_script, tmp_path, rank, size):
+        script = f"""
+import os
+os.environ |= {{"RANK": "{rank}", "WORLD_SIZE": "{size}"}}
+from probe import Probe
+Probe.from_env()
+"""
+        process = start_script(tmp_path, script)
+        assert process.wait(60) == 1
+        assert f"RANK={rank}, WORLD_SIZE={size}, LOCAL_RANK=None: not the ranks of a run" in process.stderr.read()
+        assert not (tmp_path / "dump").exists()
 
     def test_every_stage_can_be_entered_again_and_again(self, record):
         recording = record()
