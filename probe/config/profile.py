@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -9,6 +10,8 @@ from pydantic import Field, model_validator
 from probe.config.base import StrictModel
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
 from probe.types import Stage
+
+_STARTS_RANKS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
 
 
 class Launch(StrictModel):
@@ -18,6 +21,27 @@ class Launch(StrictModel):
     """Longest time for one run, in seconds; null sets no limit."""
     stall_seconds: float | None = Field(default=None, gt=0)
     """Longest time without a new record or a line of output, in seconds; null sets no limit."""
+    nproc_per_node: int | None = Field(default=None, ge=1)
+    """Processes that torchrun starts on each host; null starts the trainer alone, without torchrun."""
+    nnodes: int = Field(default=1, ge=1)
+    """Hosts. On each, the same ``firstdiff check`` is started with the same ``--out`` on a shared file system."""
+    node_rank: int = Field(default=0, ge=0)
+    """Which host this is, from 0; host 0 decides, the others follow it."""
+    rdzv_endpoint: str | None = Field(default=None, pattern=r"^.+:\d{1,5}$")
+    """``host:port`` of host 0, where the processes of several hosts find each other."""
+    local_dump: str | None = None
+    """A folder on each host's own disk to record to; what was recorded is moved to the check's folder when the host's
+    processes have ended. null records there at once."""
+
+    @model_validator(mode="after")
+    def _hosts_can_find_each_other(self) -> Launch:
+        if self.nnodes > 1 and self.nproc_per_node is None:
+            raise ValueError("nnodes: several hosts need nproc_per_node, the processes on each")
+        if self.nnodes > 1 and self.rdzv_endpoint is None:
+            raise ValueError("nnodes: several hosts need rdzv_endpoint, host:port of host 0")
+        if self.node_rank >= self.nnodes:
+            raise ValueError(f"node_rank: there is no host {self.node_rank} among {self.nnodes} (nnodes)")
+        return self
 
 
 class IntegratedTrainer(Launch):
@@ -41,6 +65,17 @@ class CommandTrainer(Launch):
     """Environment variables for the trainer, beside those that it inherits."""
     cwd: str = "."
     """Working folder, relative to the profile's folder."""
+
+    @model_validator(mode="after")
+    def _only_one_starts_ranks(self) -> CommandTrainer:
+        program, *rest = self.command
+        started = rest[1] if rest[:1] == ["-m"] and len(rest) > 1 else PurePath(program).name
+        if self.nproc_per_node is not None and started in _STARTS_RANKS:
+            raise ValueError(
+                f"command: {started} starts several processes by itself; give the script to be run in each, or remove"
+                " nproc_per_node"
+            )
+        return self
 
 
 class Check(StrictModel):

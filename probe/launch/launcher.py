@@ -14,13 +14,17 @@ from typing import Protocol
 
 from probe.config import CommandTrainer, IntegratedTrainer, Profile, TrainerRunConfig, to_yaml
 from probe.errors import TrainerError
+from probe.launch.failures import first_failure, read_failures
 from probe.launch.process import run_process
+from probe.launch.torchrun import PREFIX, torchrun_command
 from probe.store import layout
 from probe.store.layers import msprobe_missing
 from probe.store.writer import mark_incomplete
 from probe.types import SWITCH_OF_STAGE, RunSpec
 
 _output = logging.getLogger("firstdiff.trainer")
+_PLACE_OF_A_PROCESS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""What a cluster's job may have set for Firstdiff's own process: the trainer is another."""
 
 
 class Launcher(Protocol):
@@ -126,14 +130,19 @@ def _run(
 ) -> None:
     spec_file = folder / "spec.json"
     spec_file.write_text(spec.to_json(), encoding="utf-8")
-    with _folder_with_only_probe() as path:
+    with _folder_with_only_probe() as path, tempfile.TemporaryDirectory(prefix="firstdiff-") as scratch:
+        failures = Path(scratch, "failures.json")
+        if profile.trainer.nproc_per_node is not None:
+            name = f"{folder.parent.name}-{spec.run}"
+            command = torchrun_command(profile.trainer, command, Path(scratch, "logs"), failures, name)
         python_path = os.pathsep.join(filter(None, [path, extra.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
         env = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name not in _PLACE_OF_A_PROCESS},
             **profile.determinism.environment,
             **extra,
             "PYTHONPATH": python_path,
             "PYTHONUNBUFFERED": "1",
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": PREFIX,
             "FIRSTDIFF_SPEC": str(spec_file),
             "FIRSTDIFF_RUN": spec.run,
         }
@@ -147,14 +156,22 @@ def _run(
                 time_limit=profile.trainer.time_limit,
                 stall_seconds=profile.trainer.stall_seconds,
                 signs_of_life=_growth_of(Path(spec.dump_path)),
+                mark="FIRSTDIFF_SPEC",
             )
         except TrainerError as error:
-            mark_incomplete(Path(spec.dump_path), str(error))
-            raise TrainerError(f"run {spec.run}: {error}", error.exit_code_of_child, error.log_tail) from error
-    if not (Path(spec.dump_path) / layout.MANIFEST).exists():
+            failed = first_failure(read_failures(failures))
+            reason = str(error) if failed is None else failed.sentence
+            status = error.exit_code_of_child if failed is None else failed.status
+            mark_incomplete(Path(spec.dump_path), reason)
+            raise TrainerError(f"run {spec.run}: {reason}", status, error.log_tail) from error
+    if not _recorded(Path(spec.dump_path)):
         raise TrainerError(
             f"run {spec.run}: the trainer ended well but recorded nothing; does it call probe.Probe.from_env()?"
         )
+
+
+def _recorded(dump: Path) -> bool:
+    return dump.is_dir() and bool(layout.manifests(dump))
 
 
 def _growth_of(dump: Path) -> Callable[[], int]:

@@ -22,6 +22,7 @@ LONGEST_LINE = 1 << 16
 
 _POLL_SECONDS = 0.2
 _DRAIN_SECONDS = 1.0
+_ASK_SECONDS = 0.5
 
 
 def run_process(
@@ -34,8 +35,13 @@ def run_process(
     time_limit: float | None = None,
     stall_seconds: float | None = None,
     signs_of_life: Callable[[], object] = lambda: None,
+    must_end: Callable[[], str | None] = lambda: None,
+    mark: str | None = None,
 ) -> None:
     """Runs a command to its end; whatever ends this call also ends the whole process group.
+
+    torchrun gives every process that it starts a group of its own. They carry the command's environment: where one of
+    its variables marks it, every process that carries it is ended too (on Linux).
 
     Args:
         command: Program and arguments.
@@ -46,6 +52,8 @@ def run_process(
         time_limit: Longest run, in seconds.
         stall_seconds: Longest time without output and without a change of ``signs_of_life()``, in seconds.
         signs_of_life: Anything that changes while the child makes progress.
+        must_end: Asked again and again; a sentence ends the command, which then failed with it.
+        mark: Name of a variable in ``env`` whose value no other command has.
 
     Raises:
         TrainerError: The command could not be started, failed, or ran out of time. It carries the log's tail.
@@ -66,9 +74,9 @@ def run_process(
         assert process.stdout is not None
         output = _Output(process.stdout.fileno(), log.write, on_line)
         try:
-            _watch(process, output, time_limit, stall_seconds, signs_of_life)
+            _watch(process, output, time_limit, stall_seconds, signs_of_life, must_end)
         finally:
-            _end_group(process, output)
+            _end_group(process, output, None if mark is None else f"{mark}={env[mark]}".encode())
             output.close()
             process.stdout.close()
     if process.returncode:
@@ -137,12 +145,17 @@ def _watch(
     time_limit: float | None,
     stall_seconds: float | None,
     signs_of_life: Callable[[], object],
+    must_end: Callable[[], str | None],
 ) -> None:
-    start = last_change = time.monotonic()
+    start = last_change = asked = time.monotonic()
     seen: object = None
     while process.poll() is None:
         output.read(_POLL_SECONDS)
         now = time.monotonic()
+        if now - asked > _ASK_SECONDS:
+            asked, reason = now, must_end()
+            if reason is not None:
+                raise TrainerError(reason, None, output.tail_text)
         if time_limit is not None and now - start > time_limit:
             message = f"the trainer ran longer than {time_limit:g} s (trainer.time_limit)"
             raise TrainerError(message, None, output.tail_text)
@@ -156,32 +169,52 @@ def _watch(
             raise TrainerError(message, None, output.tail_text)
 
 
-def _end_group(process: subprocess.Popen[bytes], output: _Output) -> None:
-    """Ends a process and everything in its group: SIGTERM, a grace period, SIGKILL. Its last words are read."""
+def _end_group(process: subprocess.Popen[bytes], output: _Output, mark: bytes | None) -> None:
+    """Ends a process, everything in its group and all that is marked: SIGTERM, a grace period, SIGKILL.
+
+    The last words are read.
+    """
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(process.pid, number)
-            except (ProcessLookupError, PermissionError):
+            if not _signal_all(process, mark, number):
                 break
             deadline = time.monotonic() + GRACE_SECONDS
-            while time.monotonic() < deadline and _group_lives(process):
-                output.read(0.02)
+            while time.monotonic() < deadline and _any_lives(process, mark):
+                output.read(0.02 if mark is None else 0.1)
     except BaseException:  # an output that cannot be handed on, or another Ctrl-C: nothing may be left behind
-        if _group_lives(process):
-            os.killpg(process.pid, signal.SIGKILL)
+        _signal_all(process, mark, signal.SIGKILL)
         raise
     finally:
         process.wait()
 
 
-def _group_lives(process: subprocess.Popen[bytes]) -> bool:
+def _signal_all(process: subprocess.Popen[bytes], mark: bytes | None, number: int) -> bool:
+    """Sends a signal to the group and to all that is marked. False when nothing is there any more."""
+    found = False
     process.poll()  # a child that ended must be collected before its group can vanish
-    try:
-        os.killpg(process.pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
+    for send, target in [(os.killpg, process.pid), *((os.kill, pid) for pid in _marked(mark))]:
+        try:
+            send(target, number)
+            found = True
+        except (ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+def _any_lives(process: subprocess.Popen[bytes], mark: bytes | None) -> bool:
+    return _signal_all(process, mark, 0)
+
+
+def _marked(mark: bytes | None) -> list[int]:
+    """Processes whose environment holds ``NAME=value``, whichever group they are in and whoever their parent is."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ") if mark is not None else ():
+        try:
+            if mark in entry.read_bytes().split(b"\0"):
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue  # it ended, or is another user's
+    return found
 
 
 def _how_it_ended(status: int) -> str:
