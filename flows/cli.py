@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from flows import settings
-from probe.errors import DumpError, FirstdiffError
+from probe.errors import DumpError, FirstdiffError, UsageError
 from probe.types import EXIT_CODES
 
 app = typer.Typer(
@@ -69,21 +69,24 @@ def check(
 
     def work() -> Outcome:
         from probe.config import load_profile
-        from probe.launch import check_folder
+        from probe.launch import check_folder, follow
 
-        load_profile(profile, override)  # what is wrong is said before Prefect starts
+        resolved = load_profile(profile, override)  # what is wrong is said before Prefect starts
+        if resolved.trainer.node_rank:
+            shared = _shared_folder(out)
+            return _answer(follow(resolved, shared), shared)
+        if resolved.trainer.nnodes > 1:
+            _shared_folder(out)
         folder = check_folder(profile, str(out) if out else None)
         settings.prepare(verbose)
         from flows.determinism import determinism_check
-        from probe.report import last_line
 
         try:
             document = determinism_check(profile, override, str(folder))
         except OSError as error:  # a full disk, say
             raise DumpError(f"{folder}: {error.strerror or error}; no verdict could be written") from error
         document.pop("folder")
-        report = os.path.relpath(folder / "report.html")
-        return Outcome(document, last_line(document, Path(report)), EXIT_CODES[document["verdict"]])
+        return _answer(document, folder)
 
     _run(work, as_json, verbose, quiet)
 
@@ -146,6 +149,19 @@ def bench(
         return Outcome(document, last, 0)
 
     _run(work, as_json, verbose=False, quiet=False)
+
+
+def _answer(document: dict[str, Any], folder: Path) -> Outcome:
+    from probe.report import last_line
+
+    report = os.path.relpath(folder / "report.html")
+    return Outcome(document, last_line(document, Path(report)), EXIT_CODES[document["verdict"]])
+
+
+def _shared_folder(out: Path | None) -> Path:
+    if out is None:
+        raise UsageError("--out: a check of several hosts needs one folder that all of them share")
+    return out.absolute()
 
 
 def main() -> None:

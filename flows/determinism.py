@@ -18,7 +18,7 @@ from prefect.utilities.annotations import quote
 
 from probe.config import Profile, load_profile, to_yaml
 from probe.errors import DumpError, InconclusiveError, TrainerError
-from probe.launch import check_folder, dump_folder, launcher_for
+from probe.launch import check_folder, dump_folder, launcher_for, leading
 from probe.locate import Conclusion, SecondPair, target_of
 from probe.report import CheckResult, Tables, reservations
 from probe.store.reader import Dump, read_dump
@@ -51,14 +51,15 @@ def determinism_check(profile: str, overrides: list[str] | None = None, out: str
     folder = check_folder(profile, out)
     (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
     result = CheckResult("inconclusive")
-    try:
-        _check(resolved, folder, result)
-    except InconclusiveError as error:
-        result.verdict = "inconclusive"
-        result.error = str(error)
-        result.log_tail = error.log_tail
-    result.seconds = time.monotonic() - start
-    document = write_results(_whole(result), folder)
+    with leading(resolved, folder):
+        try:
+            _check(resolved, folder, result)
+        except InconclusiveError as error:
+            result.verdict = "inconclusive"
+            result.error = str(error)
+            result.log_tail = error.log_tail
+        result.seconds = time.monotonic() - start
+        document = write_results(_whole(result), folder)
     return {**document, "folder": str(folder)}
 
 

@@ -103,6 +103,8 @@ def load_profile(name: str, overrides: list[str] | None = None) -> Profile:
     if isinstance(trainer, dict):
         if isinstance(trainer.get("config"), dict):
             _resolve_paths(trainer["config"], base)
+        if isinstance(trainer.get("local_dump"), str):
+            trainer["local_dump"] = str((base / trainer["local_dump"]).resolve())
         if trainer.get("kind") == "command":
             trainer["cwd"] = str((base / str(trainer.get("cwd", "."))).resolve())
     profile = _follow_steps(_validate(Profile, raw, str(path)))

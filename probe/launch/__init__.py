@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from probe.launch.follow import follow
+from probe.launch.hosts import leading
 from probe.launch.launcher import CommandLauncher, IntegratedLauncher, Launcher, launcher_for
 from probe.launch.plan import check_folder, dump_folder, run_spec
 from probe.launch.process import run_process
@@ -12,7 +14,9 @@ __all__ = [
     "Launcher",
     "check_folder",
     "dump_folder",
+    "follow",
     "launcher_for",
+    "leading",
     "run_process",
     "run_spec",
 ]

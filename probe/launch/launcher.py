@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from probe.config import CommandTrainer, IntegratedTrainer, Profile, TrainerRunConfig, to_yaml
 from probe.errors import TrainerError
-from probe.launch.failures import first_failure, read_failures
-from probe.launch.process import run_process
-from probe.launch.torchrun import PREFIX, torchrun_command
+from probe.launch.failures import first_failure
+from probe.launch.hosts import run_on_all
+from probe.launch.running import Start, run_here
 from probe.store import layout
 from probe.store.layers import msprobe_missing
 from probe.store.writer import mark_incomplete
 from probe.types import SWITCH_OF_STAGE, RunSpec
-
-_output = logging.getLogger("firstdiff.trainer")
-_PLACE_OF_A_PROCESS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-"""What a cluster's job may have set for Firstdiff's own process: the trainer is another."""
 
 
 class Launcher(Protocol):
@@ -34,8 +26,17 @@ class Launcher(Protocol):
         """Why this trainer cannot dump layers here; None when it can, or when only trying will tell."""
         ...
 
+    def start(self, folder: Path, spec: RunSpec) -> Start:
+        """How the trainer is started on this host.
+
+        Args:
+            folder: The run's folder on this host.
+            spec: What to record.
+        """
+        ...
+
     def run(self, folder: Path, spec: RunSpec) -> None:
-        """Runs the trainer to its end.
+        """Runs the trainer to its end, on all hosts.
 
         Args:
             folder: The run's folder, new and empty; receives ``trainer.log`` and the dump.
@@ -64,11 +65,14 @@ class IntegratedLauncher:
         return msprobe_missing()
 
     def run(self, folder: Path, spec: RunSpec) -> None:
-        """Writes the run's own trainer file and starts the trainer on it. See ``Launcher``."""
+        """Runs the trainer to its end. See ``Launcher``."""
+        _run(self._profile, self.start, folder, spec)
+
+    def start(self, folder: Path, spec: RunSpec) -> Start:
+        """Writes the run's own trainer file, on which the trainer is started. See ``Launcher``."""
         config_file = folder / "trainer.yaml"
         config_file.write_text(to_yaml(self._run_config(spec)), encoding="utf-8")
-        command = [sys.executable, "-m", "probe.trainer", "--config", str(config_file)]
-        _run(command, folder, spec, self._profile, cwd=folder, extra={})
+        return Start([sys.executable, "-m", "probe.trainer", "--config", str(config_file)], folder)
 
     def _run_config(self, spec: RunSpec) -> TrainerRunConfig:
         """The profile's trainer file with the ``msprobe_config`` that this run amounts to."""
@@ -111,10 +115,15 @@ class CommandLauncher:
         return None
 
     def run(self, folder: Path, spec: RunSpec) -> None:
-        """Starts the command with ``probe`` importable and the spec in its environment. See ``Launcher``."""
+        """Runs the command to its end. See ``Launcher``."""
+        _run(self._profile, self.start, folder, spec)
+
+    def start(self, folder: Path, spec: RunSpec) -> Start:
+        """The command, with ``probe`` importable and the spec in its environment. See ``Launcher``."""
+        del folder, spec  # both are in the environment
         program, *arguments = self._trainer.command
         command = [sys.executable if program == "python" else program, *arguments]
-        _run(command, folder, spec, self._profile, cwd=Path(self._trainer.cwd), extra=self._trainer.env)
+        return Start(command, Path(self._trainer.cwd), self._trainer.env)
 
 
 def launcher_for(profile: Profile) -> Launcher:
@@ -125,71 +134,25 @@ def launcher_for(profile: Profile) -> Launcher:
     return CommandLauncher(profile, trainer)
 
 
-def _run(
-    command: list[str], folder: Path, spec: RunSpec, profile: Profile, *, cwd: Path, extra: dict[str, str]
-) -> None:
-    spec_file = folder / "spec.json"
-    spec_file.write_text(spec.to_json(), encoding="utf-8")
-    with _folder_with_only_probe() as path, tempfile.TemporaryDirectory(prefix="firstdiff-") as scratch:
-        failures = Path(scratch, "failures.json")
-        if profile.trainer.nproc_per_node is not None:
-            name = f"{folder.parent.name}-{spec.run}"
-            command = torchrun_command(profile.trainer, command, Path(scratch, "logs"), failures, name)
-        python_path = os.pathsep.join(filter(None, [path, extra.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
-        env = {
-            **{name: value for name, value in os.environ.items() if name not in _PLACE_OF_A_PROCESS},
-            **profile.determinism.environment,
-            **extra,
-            "PYTHONPATH": python_path,
-            "PYTHONUNBUFFERED": "1",
-            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": PREFIX,
-            "FIRSTDIFF_SPEC": str(spec_file),
-            "FIRSTDIFF_RUN": spec.run,
-        }
-        try:
-            run_process(
-                command,
-                cwd=cwd,
-                env=env,
-                log_file=folder / "trainer.log",
-                on_line=_output.info,
-                time_limit=profile.trainer.time_limit,
-                stall_seconds=profile.trainer.stall_seconds,
-                signs_of_life=_growth_of(Path(spec.dump_path)),
-                mark="FIRSTDIFF_SPEC",
-            )
-        except TrainerError as error:
-            failed = first_failure(read_failures(failures))
-            reason = str(error) if failed is None else failed.sentence
-            status = error.exit_code_of_child if failed is None else failed.status
-            mark_incomplete(Path(spec.dump_path), reason)
-            raise TrainerError(f"run {spec.run}: {reason}", status, error.log_tail) from error
-    if not _recorded(Path(spec.dump_path)):
+def _run(profile: Profile, start: Callable[[Path, RunSpec], Start], folder: Path, spec: RunSpec) -> None:
+    here = partial(run_here, profile, start)
+    if profile.trainer.nnodes > 1:
+        ended = run_on_all(profile.trainer, folder, spec, here)
+    else:
+        ended = here(folder, spec, f"{folder.parent.name}-{spec.run}", lambda: None)
+    dump = Path(spec.dump_path)
+    if ended.error is not None:
+        failed = first_failure(ended.failures)
+        reason = ended.error if failed is None else failed.sentence
+        mark_incomplete(dump, reason)
+        raise TrainerError(
+            f"run {spec.run}: {reason}", ended.status if failed is None else failed.status, ended.log_tail
+        )
+    found = layout.manifests(dump) if dump.is_dir() else {}
+    if not found:
         raise TrainerError(
             f"run {spec.run}: the trainer ended well but recorded nothing; does it call probe.Probe.from_env()?"
         )
-
-
-def _recorded(dump: Path) -> bool:
-    return dump.is_dir() and bool(layout.manifests(dump))
-
-
-def _growth_of(dump: Path) -> Callable[[], int]:
-    """Bytes in a dump's indexes: they grow with every record."""
-
-    def size() -> int:
-        return sum(file.stat().st_size for file in (dump / layout.INDEX).glob("*.jsonl"))
-
-    return size
-
-
-@contextmanager
-def _folder_with_only_probe() -> Iterator[str]:
-    """A folder for ``PYTHONPATH`` that makes ``probe`` importable and nothing else."""
-    package = Path(__file__).resolve().parent.parent
-    folder = tempfile.mkdtemp(prefix="firstdiff-")
-    try:
-        Path(folder, package.name).symlink_to(package, target_is_directory=True)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    started = (profile.trainer.nproc_per_node or 1) * profile.trainer.nnodes
+    if started > 1 and len(found) != started:
+        mark_incomplete(dump, f"{started} processes were started, {len(found)} recorded; each opens a Probe")

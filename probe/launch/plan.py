@@ -8,6 +8,7 @@ from pathlib import Path
 
 from probe.config import Profile, find_profile
 from probe.errors import UsageError
+from probe.store import layout
 from probe.types import SWITCH_OF_STAGE, RunSpec, Target
 
 
@@ -60,7 +61,7 @@ def run_spec(
 
 def dump_folder(check: Path, run: str) -> Path:
     """The dump folder of a run in a check's folder."""
-    return check / run / "msprobe_dump"
+    return check / run / layout.DUMP
 
 
 def check_folder(profile: str, out: str | None) -> Path:

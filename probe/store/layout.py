@@ -31,6 +31,8 @@ from probe.types import STAGES
 FORMAT = 1
 """Version of the dump folder's own files."""
 
+DUMP = "msprobe_dump"
+"""The dump folder's own name, in a run's folder."""
 INDEX = "index"
 DATA = "data"
 MANIFEST = "manifest.json"
