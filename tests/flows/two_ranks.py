@@ -1,3 +1,8 @@
+"""Trains a small model in two processes: ``two_ranks.py ddp|fsdp|lora none|forward|backward [checkpoint]``.
+
+The fault is at step 1, on rank 1 alone, in ``blocks.1.down``.
+"""
+
 import random
 import sys
 
@@ -57,7 +62,12 @@ rank = dist.get_rank()
 torch.manual_seed(0)
 model = Model()
 culprit = model.blocks[1].down
-if KIND == "ddp":
+if KIND == "lora":
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["up"], init_lora_weights=False)
+    model = DistributedDataParallel(get_peft_model(model, config))
+elif KIND == "ddp":
     model = DistributedDataParallel(model)
 elif KIND == "fsdp":
     for block in model.blocks:
