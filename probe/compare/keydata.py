@@ -148,7 +148,7 @@ class _Comparer:
     def _compare_steps(self, ranks: list[int], unequal: list[int]) -> None:
         for side in (self._a, self._b):
             side.start(unequal)
-        order = _Order(self._a.dump, self._b.dump, ranks)
+        order = _Order(self._a.dump, self._b.dump, ranks, unequal)
         while (step := self._next_step(unequal)) is not None and not self._is_later(step):
             for rank in unequal:
                 left, right = self._a.take(rank, step), self._b.take(rank, step)
@@ -272,29 +272,41 @@ class _Comparer:
 
 
 class _Order:
-    """Where entries stand in a step: their order in the lowest rank that has records in it."""
+    """Where entries stand in a step: their order in the lowest rank that has records in it.
 
-    def __init__(self, a: Dump, b: Dump, ranks: list[int]) -> None:
+    What only further ranks have stands where these have it.
+
+    Args:
+        a: One run.
+        b: The other.
+        ranks: All ranks.
+        unequal: Those whose entries are compared.
+    """
+
+    def __init__(self, a: Dump, b: Dump, ranks: list[int], unequal: list[int]) -> None:
         self._sides = (_Side(a), _Side(b))
         self._ranks = ranks
+        self._unequal = unequal
         self._step = -1
         self._places: dict[Key, int] = {}
         for side in self._sides:
             side.start(ranks)
 
     def place(self, step: int, key: Key) -> int:
-        """The position of a key; those that the lowest rank does not have come last."""
+        """The position of a key."""
         if step != self._step:
             self._step, self._places = step, dict(self._read(step))
         return self._places.get(key, len(self._places))
 
     def _read(self, step: int) -> Iterator[tuple[Key, int]]:
+        keys: list[Key] = []
         for rank in self._ranks:
+            if keys and rank not in self._unequal:
+                continue
             left, right = (side.take(rank, step, skip=True) for side in self._sides)
-            if left or right:
-                keys = align([record.key for record in left.records], [record.key for record in right.records])
-                yield from ((key, position) for position, (key, _, _) in enumerate(keys))
-                return
+            for batch in (left, right):
+                keys = [key for key, _, _ in align(keys, [record.key for record in batch.records])]
+        yield from ((key, position) for position, key in enumerate(keys))
 
 
 def _described(record: Record, header: Header) -> Record:

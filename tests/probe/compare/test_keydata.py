@@ -526,3 +526,21 @@ def test_one_flipped_bit_anywhere_is_found(
         found = describe(read_values(dumps[0].folder, entry.a), read_values(dumps[1].folder, entry.b))
         assert found is not None
         assert found.first_index == (bit // 32,)
+
+
+def test_what_only_a_later_rank_saves_stands_where_that_rank_saves_it(compared):
+    def run(loss):
+        return [
+            ("prompts", 1, {"rank": 0}),
+            ("weights", {"w": loss}, {"rank": 0}),
+            ("prompts", 1, {"rank": 1}),
+            ("loss", loss, {"rank": 1}),
+            ("weights", {"w": loss}, {"rank": 1}),
+        ]
+
+    result = compared(run(1.0), run(2.0))
+    assert [(entry.record.tag, entry.rank) for entry in result.differing] == [
+        ("loss", 1),
+        ("weights", 0),
+        ("weights", 1),
+    ]
