@@ -27,7 +27,7 @@ def main(file: Path, arguments: list[str]) -> int:
     try:
         run(options)
     except ChildFailedError as error:
-        host = socket.gethostname() if options.node_rank or options.rdzv_endpoint != "localhost:0" else None
+        host = None if options.standalone else socket.gethostname()
         failures = []
         for rank, failure in error.failures.items():
             folders = [*Path(options.log_dir).glob(f"*/attempt_0/{failure.local_rank}")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -139,7 +140,8 @@ def _run(profile: Profile, start: Callable[[Path, RunSpec], Start], folder: Path
     if profile.trainer.nnodes > 1:
         ended = run_on_all(profile.trainer, folder, spec, here)
     else:
-        ended = here(folder, spec, f"{folder.parent.name}-{spec.run}", lambda: None)
+        launch = f"{folder.parent.name}-{secrets.token_hex(4)}-{spec.run}"
+        ended = here(folder, spec, launch, lambda: None)
     dump = Path(spec.dump_path)
     if ended.error is not None:
         failed = first_failure(ended.failures)

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -215,3 +216,10 @@ class TestTheEndOfAll:
         with pytest.raises(TrainerError):
             watch("exit 3")
         assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="only Linux shows a process's environment")
+def test_what_left_the_group_is_ended_too_where_it_is_marked(watch, tmp_path, gone):
+    script = "setsid sh -c 'echo $$ > far.pid; exec sleep 600' & while [ ! -s far.pid ]; do sleep 0.05; done"
+    watch(script, env={**os.environ, "MARK": str(tmp_path)}, mark="MARK")
+    assert gone(int((tmp_path / "far.pid").read_text()))

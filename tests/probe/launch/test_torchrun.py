@@ -47,10 +47,8 @@ def train(tmp_path):
 
     def run(fault: str = "pass", script: str = TRAIN, **options) -> Path:
         (tmp_path / "train.py").write_text(script.replace("FAULT", fault))
-        lines = "".join(f"  {name}: {value}\n" for name, value in options.items())
-        (tmp_path / "profile.yaml").write_text(
-            f"trainer:\n  kind: command\n  command: [python, train.py]\n  nproc_per_node: 2\n{lines}"
-        )
+        lines = "".join(f"  {name}: {value}\n" for name, value in {"nproc_per_node": 2, **options}.items())
+        (tmp_path / "profile.yaml").write_text(f"trainer:\n  kind: command\n  command: [python, train.py]\n{lines}")
         profile = load_profile(str(tmp_path / "profile.yaml"))
         folder = tmp_path / "a"
         folder.mkdir()
@@ -74,6 +72,47 @@ def test_every_rank_records_its_own_part_of_one_run(train):
     log = (folder / "trainer.log").read_text()
     assert "[rank0] it trains as 0" in log
     assert "[rank1] it trains as 1" in log
+
+
+def test_what_is_recorded_to_the_host_s_own_disk_is_moved_to_the_run_s_folder(train, tmp_path):
+    dump = read_dump(train(local_dump="own") / "msprobe_dump")
+    assert (dump.complete, sorted(dump.ranks)) == (True, [0, 1])
+    assert list((tmp_path / "own").iterdir()) == []
+
+
+def test_a_script_in_which_only_one_rank_records_is_no_whole_run(train):
+    script = TRAIN.replace("probe = Probe.from_env()", "probe = Probe.from_env() if rank == 0 else Probe()")
+    dump = read_dump(train(script=script) / "msprobe_dump")
+    assert not dump.complete
+    assert any("2 processes were started, 1 recorded" in problem for problem in dump.problems)
+
+
+def test_a_script_that_hides_its_ranks_is_no_whole_run(train):
+    script = """
+import os
+rank = int(os.environ["RANK"])
+del os.environ["RANK"], os.environ["WORLD_SIZE"]
+from probe import Probe
+if rank == 0:
+    probe = Probe.from_env()
+    probe.save({"loss": 1})
+    probe.step()
+"""
+    dump = read_dump(train(script=script) / "msprobe_dump")
+    assert (dump.folder / "manifest.json").exists()
+    assert not dump.complete
+    assert any("2 processes were started, 1 recorded" in problem for problem in dump.problems)
+
+
+def test_ranks_of_a_command_that_starts_torchrun_itself_are_one_run(train, tmp_path):
+    (tmp_path / "ranks.py").write_text(TRAIN.replace("FAULT", "pass"))
+    script = """
+import subprocess, sys
+command = ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", "ranks.py"]
+sys.exit(subprocess.call([sys.executable, "-m", *command]))
+"""
+    dump = read_dump(train(script=script, nproc_per_node="null") / "msprobe_dump")
+    assert (dump.complete, sorted(dump.ranks)) == (True, [0, 1])
 
 
 def test_a_rank_that_raises_is_named_and_ends_the_run(train):
