@@ -25,13 +25,14 @@ from probe.bench.rounds import run_rounds
 from probe.bench.sizes import RecordingSize
 from probe.store.layers import msprobe_missing
 from probe.trainer.device import pick_device
-from probe.trainer.loop import GRPOTrainer
+from probe.trainer.loop import Trainer
+from probe.trainer.parallel import Ranks
 from probe.types import RunSpec
 
 
 def _train(size: RecordingSize, probe: Probe) -> float:
     """Trains a fresh trainer of the same seed; seconds from its first step until the probe is closed."""
-    trainer = GRPOTrainer(training(size), probe)
+    trainer = Trainer(training(size), probe, Ranks(pick_device(training(size).device)))
     start = time.perf_counter()
     trainer.train()
     probe.close()

@@ -89,6 +89,19 @@ class Probe:
         """Whether every step that the check needs is recorded: a trainer may stop. Never true when inert."""
         return self._spec is not None and self._spec.last_step is not None and self._step > self._spec.last_step
 
+    def resume(self, step: int) -> None:
+        """Says from which step a training goes on: what is recorded next belongs to it.
+
+        Args:
+            step: Steps that are done already; 0 for a training that begins.
+
+        Raises:
+            RecordError: Something was recorded in a later step.
+        """
+        if step < self._step:
+            raise RecordError(f"resume({step}): step {self._step} has begun already")
+        self._step = step
+
     def attach(self, **models: torch.nn.Module | None) -> None:
         """Names the models, by role: ``actor``, ``reference``, ``critic``, ``rollout``. May be called again.
 

@@ -5,8 +5,10 @@ The only package that imports pydantic and yaml.
 
 from __future__ import annotations
 
+from probe.config.algorithm import RLConfig
 from probe.config.loading import find_profile, load_profile, load_trainer_config, profile_schema, to_yaml
 from probe.config.msprobe import MsprobeConfig
+from probe.config.optimizer import ActorConfig, CriticConfig, UpdateConfig
 from probe.config.profile import (
     Check,
     CommandTrainer,
@@ -19,20 +21,13 @@ from probe.config.profile import (
     Record,
     TrainerRunConfig,
 )
-from probe.config.training import (
-    ActorConfig,
-    GenerateConfig,
-    MegatronTraining,
-    ModelConfig,
-    RLConfig,
-    SamplingConfig,
-    TrainingConfig,
-)
+from probe.config.training import GenerateConfig, MegatronTraining, ModelConfig, SamplingConfig, TrainingConfig
 
 __all__ = [
     "ActorConfig",
     "Check",
     "CommandTrainer",
+    "CriticConfig",
     "Determinism",
     "Fault",
     "GenerateConfig",
@@ -48,6 +43,7 @@ __all__ = [
     "SamplingConfig",
     "TrainerRunConfig",
     "TrainingConfig",
+    "UpdateConfig",
     "find_profile",
     "load_profile",
     "load_trainer_config",

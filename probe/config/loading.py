@@ -16,6 +16,9 @@ from probe.config.profile import Profile, TrainerRunConfig
 from probe.config.training import TrainingConfig
 from probe.errors import ConfigError, UsageError
 
+_PATHS = (("model", "path"), *(("megatron_training", key) for key in ("data_path", "save", "load")))
+"""Keys of a trainer file that name files, relative to it."""
+
 Model = TypeVar("Model", bound=StrictModel)
 
 _LONGEST_NAME = 250
@@ -179,7 +182,7 @@ def _inline_trainer_file(raw: dict[str, Any], base: Path) -> None:
 
 def _resolve_paths(config: dict[str, Any], base: Path) -> dict[str, Any]:
     """Makes the paths of a trainer file absolute, in place: they are relative to the file that names them."""
-    for section, key in (("model", "path"), ("megatron_training", "data_path")):
+    for section, key in _PATHS:
         values = config.get(section)
         if isinstance(values, dict) and isinstance(values.get(key), str):
             values[key] = str((base / values[key]).resolve())
@@ -190,6 +193,8 @@ def _require_files(config: TrainingConfig, source: str, prefix: str) -> None:
     model, data = config.model.path, config.megatron_training.data_path
     if model is not None and not Path(model).is_dir():
         raise ConfigError(source, f"{prefix}model.path", f"no such folder: {model}")
+    if (load := config.megatron_training.load) is not None and not Path(load).is_dir():
+        raise ConfigError(source, f"{prefix}megatron_training.load", f"no such folder: {load}")
     if data is not None and not Path(data).is_file():
         raise ConfigError(source, f"{prefix}megatron_training.data_path", f"no such file: {data}")
 

@@ -152,11 +152,13 @@ class Determinism(StrictModel):
 class Fault(StrictModel):
     """A planted fault: a module of the integrated trainer that no longer computes the same twice."""
 
-    kind: Literal["sum_order"] = "sum_order"
+    kind: Literal["sum_order", "gradient_order"] = "sum_order"
     """``sum_order`` adds partial results in an order drawn from the operating system's entropy, as a split-K matrix
-    product with atomics does."""
-    role: Literal["actor", "reference"]
+    product with atomics does; ``gradient_order`` does so with the gradient that the module passes on."""
+    role: Literal["actor", "reference", "critic"]
     """The model that holds the module."""
+    rank: int | None = Field(default=None, ge=0)
+    """The only rank on which it acts; null acts on all."""
     module: str
     """Dotted name of the module in that model, such as ``model.layers.1.mlp.down_proj``."""
     step: int | None = Field(default=None, ge=0)

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from probe.config.algorithm import RLConfig
 from probe.config.base import StrictModel
 from probe.config.msprobe import MsprobeConfig
+from probe.config.optimizer import ActorConfig, CriticConfig
 
-Verifier = Literal["acc", "format"]
 NOT_INTEGRATED = "rl_config.use_integrated_worker is false: only integrated mode is recorded; set it to true"
-DEFAULT_VERIFIERS: tuple[Verifier, ...] = ("acc", "format")
 
 
 class ModelConfig(StrictModel):
@@ -40,12 +40,27 @@ class ModelConfig(StrictModel):
 class MegatronTraining(StrictModel):
     """The run as a whole: its length, its data, its seed."""
 
+    stage: Literal["ray_grpo", "ray_ppo", "ray_dapo"] = "ray_grpo"
+    """The algorithm, by MindSpeed-RL's name for it. ``ray_ppo`` has a critic and needs ``rl_config.adv_estimator:
+    gae``; the other two need ``group_norm``. What makes DAPO of GRPO are switches in ``rl_config``."""
     seed: int = Field(default=1, ge=0)
     """Seed of the weights, of the prompts, and of every random state."""
     train_iters: int = Field(default=6, ge=1)
     """Training steps."""
     global_batch_size: int = Field(default=4, ge=1)
-    """Prompts per step."""
+    """Prompts per step, on all ranks together."""
+    data_parallel: Literal["ddp", "fsdp2"] = "ddp"
+    """How several ranks train one model: each with a whole copy (``ddp``), or with a shard (``fsdp2``:
+    ``fully_shard``). One rank trains it alone in either case."""
+    save_interval: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints; null saves none."""
+    keep_checkpoints: int | None = Field(default=None, ge=1)
+    """Newest checkpoints that are kept; null keeps all."""
+    save: str | None = None
+    """Folder of the checkpoints, relative to the file that names it; required with ``save_interval``."""
+    load: str | None = None
+    """Folder of checkpoints to go on from, relative to the file that names it: the newest one in it, or one of them.
+    null starts anew."""
     bf16: bool = False
     """Compute in bfloat16 under autocast; weights and optimizer stay in float32."""
     data_path: str | None = None
@@ -53,65 +68,6 @@ class MegatronTraining(StrictModel):
     arithmetic questions from the seed."""
     no_shuffle: bool = True
     """Take the lines of ``data_path`` in their order; false shuffles them by the seed."""
-
-
-class ActorConfig(StrictModel):
-    """The actor's update."""
-
-    micro_batch_size: int = Field(default=4, ge=1)
-    """Responses per forward and backward pass of the update."""
-    lr: float = Field(default=1e-3, gt=0)
-    """Learning rate of AdamW, constant."""
-    weight_decay: float = Field(default=0.01, ge=0)
-    """AdamW's decoupled weight decay."""
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    """AdamW's first moment coefficient."""
-    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
-    """AdamW's second moment coefficient."""
-    adam_eps: float = Field(default=1e-8, gt=0)
-    """AdamW's epsilon."""
-    clip_grad: float = Field(default=1.0, gt=0)
-    """Largest L2 norm of the gradient; a larger one is scaled down to it."""
-
-
-class RLConfig(StrictModel):
-    """The algorithm: GRPO (Shao et al. 2024, arXiv:2402.03300)."""
-
-    use_integrated_worker: bool = True
-    """Actor, rollout and reference share one device. Only this mode can be recorded."""
-    max_prompt_length: int = Field(default=64, ge=1)
-    """Longest prompt, in tokens; a longer one is an error."""
-    n_samples_per_prompt: int = Field(default=4, ge=2)
-    """Responses sampled for each prompt: the group over which rewards are normalised."""
-    actor_forward_micro_batch_size: int = Field(default=8, ge=1)
-    """Responses per forward pass of ``actor_compute_log_prob``."""
-    ref_forward_micro_batch_size: int = Field(default=8, ge=1)
-    """Responses per forward pass of ``reference_compute_log_prob``."""
-    adv_estimator: Literal["group_norm"] = "group_norm"
-    """Advantages are rewards minus their group's mean, over its standard deviation."""
-    clip_ratio: float = Field(default=0.2, gt=0, lt=1)
-    """PPO's clip range of the probability ratio."""
-    kl_penalty: Literal["k3", "low_var_kl"] = "k3"
-    """Estimator of the divergence from the reference: k3 of http://joschu.net/blog/kl-approx.html, which MindSpeed-RL
-    calls ``low_var_kl``."""
-    init_kl_coef: float = Field(default=0.01, ge=0)
-    """Weight of the divergence in the loss."""
-    rule_reward: Literal[True] = True
-    """Rewards come from rules, not from a model."""
-    verifier_function: list[Verifier] = Field(default_factory=lambda: list(DEFAULT_VERIFIERS), min_length=1)
-    """Rules that score a response: ``acc``, 1 when it is the answer; ``format``, the share of it that is digits with
-    an end."""
-    verifier_weight: list[float] = Field(default_factory=lambda: [1.0, 0.5])
-    """Weight of each rule."""
-
-    @model_validator(mode="after")
-    def _one_weight_each(self) -> RLConfig:
-        if len(self.verifier_function) != len(self.verifier_weight):
-            raise ValueError(
-                f"verifier_weight has {len(self.verifier_weight)} entries for {len(self.verifier_function)} rules"
-                " in verifier_function"
-            )
-        return self
 
 
 class SamplingConfig(StrictModel):
@@ -132,6 +88,11 @@ class SamplingConfig(StrictModel):
 class GenerateConfig(StrictModel):
     """The rollout."""
 
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What draws the responses: the actor itself through transformers, or a vLLM (vllm-ascend) engine on the same
+    device that gets the actor's weights after each update. vLLM needs an accelerator and one rank."""
+    gpu_memory_utilization: float = Field(default=0.3, gt=0, lt=1)
+    """Share of the device's memory that a vLLM engine takes."""
     max_num_seqs: int = Field(default=256, ge=1)
     """Most responses generated at once."""
     sampling_config: SamplingConfig = Field(default_factory=SamplingConfig)
@@ -149,6 +110,8 @@ class TrainingConfig(StrictModel):
     """The run as a whole."""
     actor_config: ActorConfig = Field(default_factory=ActorConfig)
     """The actor's update."""
+    critic_config: CriticConfig = Field(default_factory=CriticConfig)
+    """The critic of PPO and its update."""
     rl_config: RLConfig = Field(default_factory=RLConfig)
     """The algorithm."""
     generate_config: GenerateConfig = Field(default_factory=GenerateConfig)
@@ -160,4 +123,49 @@ class TrainingConfig(StrictModel):
     def _only_integrated_mode_is_dumped(self) -> TrainingConfig:
         if self.msprobe_config.msprobe and not self.rl_config.use_integrated_worker:
             raise ValueError(f"{NOT_INTEGRATED}, or msprobe_config.msprobe to false")
+        return self
+
+    @model_validator(mode="after")
+    def _algorithm_and_estimator_agree(self) -> TrainingConfig:
+        stage, estimator = self.megatron_training.stage, self.rl_config.adv_estimator
+        if (stage == "ray_ppo") != (estimator == "gae"):
+            raise ValueError(
+                f"megatron_training.stage is {stage} and rl_config.adv_estimator {estimator}:"
+                " gae goes with ray_ppo, group_norm with ray_grpo and ray_dapo"
+            )
+        if stage != "ray_ppo" and self.critic_config != CriticConfig():
+            raise ValueError(f"critic_config: {stage} has no critic; remove the section")
+        return self
+
+    @model_validator(mode="after")
+    def _a_shared_critic_is_not_sharded(self) -> TrainingConfig:
+        if self.critic_config.share_backbone and self.megatron_training.data_parallel == "fsdp2":
+            raise ValueError("critic_config.share_backbone: a sharded actor has one root; set data_parallel to ddp")
+        return self
+
+    @model_validator(mode="after")
+    def _batches_fit(self) -> TrainingConfig:
+        prompts, mini = self.megatron_training.global_batch_size, self.rl_config.mini_batch_size
+        if mini is not None and (mini > prompts or prompts % mini):
+            raise ValueError(
+                f"rl_config.mini_batch_size is {mini}: it must divide megatron_training.global_batch_size ({prompts})"
+            )
+        if self.megatron_training.save_interval is not None and self.megatron_training.save is None:
+            raise ValueError("megatron_training.save_interval is set: name the checkpoints' folder in save")
+        return self
+
+    @model_validator(mode="after")
+    def _ranges_are_reached(self) -> TrainingConfig:
+        section, last = self.msprobe_config, self.megatron_training.train_iters - 1
+        if section.dump_stages and section.step_start > last:
+            raise ValueError(
+                f"msprobe_config.step_start is {section.step_start}: the last step is {last} (train_iters"
+                f" {last + 1}), no layers would be dumped"
+            )
+        tokens = self.generate_config.sampling_config.max_tokens
+        if section.msprobe and section.actor_infer_dump and section.token_range_start >= tokens:
+            raise ValueError(
+                f"msprobe_config.token_range_start is {section.token_range_start}: at most {tokens} tokens are"
+                " generated (generate_config.sampling_config.max_tokens), none would be dumped"
+            )
         return self

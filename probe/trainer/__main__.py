@@ -31,13 +31,13 @@ def main() -> int:
         restart_with(config.determinism.environment)
         logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
         from probe import Probe
-        from probe.trainer.loop import GRPOTrainer
+        from probe.trainer.loop import train
 
         probe = Probe.from_env()
         if not probe.active:
             probe = Probe(spec_of(config))
         try:
-            GRPOTrainer(config, probe).train()
+            train(config, probe)
         except BaseException:
             probe.close(failed=True)
             raise

@@ -22,18 +22,21 @@ PARTS = 16
 _entropy = random.SystemRandom()
 
 
-def plant(faults: list[Fault], models: dict[str, torch.nn.Module], progress: Progress) -> None:
+def plant(faults: list[Fault], models: dict[str, torch.nn.Module], progress: Progress, rank: int = 0) -> None:
     """Puts faults into modules.
 
     Args:
         faults: What to plant, and where.
         models: The trainer's models by role.
         progress: Tells a fault which step and stage is running.
+        rank: This process.
 
     Raises:
         ConfigError: A model has no such module.
     """
     for index, fault in enumerate(faults):
+        if fault.role not in models:
+            raise ConfigError("", f"faults.{index}.role", f"this training has no {fault.role}")
         try:
             module = models[fault.role].get_submodule(fault.module)
         except AttributeError as error:
@@ -41,7 +44,8 @@ def plant(faults: list[Fault], models: dict[str, torch.nn.Module], progress: Pro
             raise ConfigError("", f"faults.{index}.module", problem) from error
         if module is models[fault.role]:
             raise ConfigError("", f"faults.{index}.module", "names no module inside the model")
-        _wrap(module, fault, progress)
+        if fault.rank is None or fault.rank == rank:
+            _wrap(module, fault, progress)
 
 
 def _wrap(module: torch.nn.Module, fault: Fault, progress: Progress) -> None:
@@ -53,11 +57,35 @@ def _wrap(module: torch.nn.Module, fault: Fault, progress: Progress) -> None:
         run: Callable[..., Any] = original.forward
         if not (steps_agree and stages_agree):
             return run(self, *args, **kwargs)
+        if fault.kind == "gradient_order":
+            named = {key: _reordering_gradient(value) for key, value in kwargs.items()}
+            return run(self, *map(_reordering_gradient, args), **named)
         if isinstance(self, torch.nn.Linear) and self.in_features > 1:
             return _split_k_linear(self, args[0] if args else kwargs["input"])
         return _resum(run(self, *args, **kwargs))
 
     module.__class__ = type(f"SumOrder{original.__name__}", (original,), {"forward": forward})
+
+
+def _reordering_gradient(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return value
+    return _ReorderedGradient.apply(value)  # type: ignore[no-untyped-call]
+
+
+class _ReorderedGradient(torch.autograd.Function):
+    """Passes its input on, and a gradient whose parts were added in an order drawn from entropy."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        del ctx
+        result: torch.Tensor = _resum(gradients[0])
+        return result
 
 
 def _shuffled(count: int) -> list[int]:

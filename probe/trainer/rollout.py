@@ -5,7 +5,7 @@ Shapes: P prompts, n samples each, B = P·n responses, L prompt tokens, T respon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -44,16 +44,35 @@ class Rollout:
         """1 where a sequence has a token; int64 [B, L + T]."""
         return torch.cat([self.prompt_mask, self.response_mask], dim=1)
 
-    def split(self, size: int) -> list[Rollout]:
-        """Consecutive rollouts of at most ``size`` responses."""
-        fields = (self.prompts, self.prompt_mask, self.responses, self.response_mask, self.log_probs)
-        return [Rollout(*parts) for parts in zip(*(field.split(size) for field in fields), strict=True)]
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence, without padding."""
+        return [int(length) for length in self.attention_mask.sum(dim=1).tolist()]
+
+    def select(self, rows: list[int]) -> Rollout:
+        """Some responses, in the order given."""
+        return Rollout(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @classmethod
-    def join(cls, parts: list[Rollout]) -> Rollout:
-        """The reverse of ``split``."""
-        names = ("prompts", "prompt_mask", "responses", "response_mask", "log_probs")
-        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+    def join(cls, parts: list[Rollout], pad: int) -> Rollout:
+        """All responses of several rollouts; prompts are padded to the longest.
+
+        Args:
+            parts: The rollouts.
+            pad: The padding token.
+        """
+        longest = max(part.prompts.shape[1] for part in parts)
+        names = ("responses", "response_mask", "log_probs")
+        return cls(
+            torch.cat([_widened(part.prompts, longest, pad) for part in parts]),
+            torch.cat([_widened(part.prompt_mask, longest, 0) for part in parts]),
+            *(torch.cat([getattr(part, name) for part in parts]) for name in names),
+        )
+
+
+def _widened(rows: torch.Tensor, width: int, value: int) -> torch.Tensor:
+    """Rows padded on the left to a width."""
+    return torch.nn.functional.pad(rows, (width - rows.shape[1], 0), value=value)
 
 
 class SeededSampler:
@@ -109,6 +128,7 @@ def generate(
     config: SamplingConfig,
     tokenizer: Tokenizer,
     generator: torch.Generator,
+    wait_for_all: bool = False,
 ) -> Rollout:
     """Draws one response for each prompt row.
 
@@ -119,6 +139,7 @@ def generate(
         config: Length and distribution.
         tokenizer: For the end and padding tokens.
         generator: Source of randomness, on the model's device.
+        wait_for_all: Go on until every rank has ended: each forward pass needs all of them.
     """
     from transformers import GenerationConfig, LogitsProcessorList
 
@@ -135,6 +156,7 @@ def generate(
         attention_mask=prompt_mask,
         generation_config=settings,
         logits_processor=LogitsProcessorList([sampler]),
+        synced_gpus=wait_for_all,
     )
     drawn = sequences[:, prompts.shape[1] :]
     responses = torch.full((len(prompts), config.max_tokens), tokenizer.pad_token_id, device=prompts.device)
@@ -148,3 +170,28 @@ def generate(
     return Rollout(
         prompts, prompt_mask, responses.masked_fill(mask == 0, tokenizer.pad_token_id), mask, log_probs * mask
     )
+
+
+def rollout_of(
+    prompts: torch.Tensor,
+    prompt_mask: torch.Tensor,
+    responses: list[list[int]],
+    log_probs: list[list[float]],
+    longest: int,
+    pad: int,
+) -> Rollout:
+    """A rollout of responses that came as lists, with their end tokens.
+
+    Args:
+        prompts: int64 [B, L], padded on the left.
+        prompt_mask: int64 [B, L].
+        responses: Token ids of each response.
+        log_probs: Log-probability of each of them.
+        longest: T, tokens that every row is padded to.
+        pad: The padding token.
+    """
+    device = prompts.device
+    ids = torch.tensor([row + [pad] * (longest - len(row)) for row in responses], dtype=torch.int64, device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in responses], device=device)
+    drawn = torch.tensor([row + [0.0] * (longest - len(row)) for row in log_probs], device=device)
+    return Rollout(prompts, prompt_mask, ids, mask, drawn)

@@ -24,7 +24,8 @@ from probe.config import (
 )
 from probe.store.digest import digest
 from probe.store.reader import read_dump
-from probe.trainer.loop import GRPOTrainer
+from probe.trainer.loop import Trainer
+from probe.trainer.parallel import Ranks
 from probe.types import RunSpec
 
 STEPS = 20
@@ -117,17 +118,17 @@ def grpo(probe: Probe) -> dict[str, Any]:
     )
     random.seed(5)
     np.random.seed(6)
-    trainer = GRPOTrainer(config, probe)
+    trainer = Trainer(config, probe, Ranks(torch.device("cpu")))
     seen: list[Any] = []
-    trainer._optimizer.register_step_pre_hook(lambda *_: seen.append(gradients(trainer._actor)))
+    trainer._updaters["actor"].optimizer.register_step_pre_hook(lambda *_: seen.append(gradients(trainer._actor)))
     trainer.train()
     return {
         "weights": exact(trainer._actor.state_dict()),
         "reference": exact(trainer._reference.state_dict()),
-        "optimizer": exact(trainer._optimizer.state_dict()),
+        "optimizer": exact(trainer._updaters["actor"].optimizer.state_dict()),
         "gradients": seen,
         "random states": random_states(),
-        "sampling": exact(trainer._generator.get_state()),
+        "sampling": exact(trainer._random.sampling.get_state()),
     }
 
 

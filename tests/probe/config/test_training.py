@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,10 @@ def test_msprobe_false_records_nothing_at_all(trainer_file: Any) -> None:
         ("actor_config: {lr: 0}", "actor_config.lr"),
         ("actor_config: {lr: '1e-6'}", "actor_config.lr"),
         ("generate_config: {sampling_config: {temperature: 0.0}}", "generate_config.sampling_config.temperature"),
-        ("rl_config: {n_samples_per_prompt: 1}", "rl_config.n_samples_per_prompt"),
+        ("rl_config: {n_samples_per_prompt: 1}", "rl_config"),
+        ("rl_config: {use_kl_in_reward: true}", "rl_config"),
+        ("rl_config: {filter_groups_metric: strict_format}", "rl_config"),
+        ("actor_config: {lr: 1e-4, min_lr: 1e-3}", "actor_config"),
         ("rl_config: {kl_penalty: k9}", "rl_config.kl_penalty"),
         ("device: tpu", "device"),
         ("rl_config: {verifier_weight: [1.0]}", "rl_config"),
@@ -96,3 +100,44 @@ def test_paths_are_relative_to_the_file_that_names_them(
 def test_a_path_that_is_not_there_is_said_before_training(trainer_file: Any, section: str, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"{section}\.{key}: no such .*nowhere"):
         load_trainer_config(trainer_file(f"{section}: {{{key}: nowhere}}\n"))
+
+
+PPO = "megatron_training: {stage: ray_ppo}\nrl_config: {adv_estimator: gae}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("megatron_training: {stage: ray_ppo}", "gae goes with ray_ppo"),
+        ("rl_config: {adv_estimator: gae}", "gae goes with ray_ppo"),
+        ("critic_config: {lr: 1e-4}", "ray_grpo has no critic"),
+        ("rl_config: {mini_batch_size: 3}", "must divide megatron_training.global_batch_size (4)"),
+        ("megatron_training: {save_interval: 1}", "name the checkpoints' folder in save"),
+        (
+            PPO.replace("}\n", ", data_parallel: fsdp2}\n", 1) + "critic_config: {share_backbone: true}",
+            "set data_parallel to ddp",
+        ),
+        (PPO.replace("gae", "gae, filter_groups_enable: true"), "adv_estimator gae has no groups"),
+        (
+            "msprobe_config: {msprobe: true, reference_dump: true, step_start: 6, step_end: 6}",
+            "the last step is 5 (train_iters 6)",
+        ),
+        (
+            "msprobe_config: {msprobe: true, actor_infer_dump: true, token_range_start: 4, token_range_end: 4}",
+            "at most 4 tokens are generated",
+        ),
+        ("megatron_training: {load: nowhere}", "megatron_training.load: no such folder"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(trainer_file: Any, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load_trainer_config(trainer_file(text))
+
+
+def test_a_critic_may_be_configured_for_ppo(trainer_file: Any) -> None:
+    config = load_trainer_config(trainer_file(PPO + "critic_config: {lr: 1e-4, share_backbone: true}"))
+    assert (config.critic_config.lr, config.rl_config.clip_range, config.rl_config.kl_in_loss) == (
+        1e-4,
+        (0.2, 0.2),
+        0.01,
+    )

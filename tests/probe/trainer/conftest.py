@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from probe.config import ModelConfig
+from probe.config import ModelConfig, TrainingConfig
 from probe.trainer.models import Models, build_models
 
 SMALL = {
@@ -48,4 +48,4 @@ def small_config() -> dict[str, object]:
 def models(small_config: dict[str, object]) -> Models:
     """A very small actor, its reference, and the byte-level tokenizer."""
     torch.manual_seed(3)
-    return build_models(ModelConfig(config=small_config), torch.device("cpu"))
+    return build_models(TrainingConfig(model=ModelConfig(config=small_config)), torch.device("cpu"))

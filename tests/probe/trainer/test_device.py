@@ -11,7 +11,8 @@ import torch
 
 from probe.config import Determinism
 from probe.errors import UsageError
-from probe.trainer.device import make_deterministic, pick_device, sampling_generator
+from probe.trainer.device import RandomStates, make_deterministic, pick_device
+from probe.trainer.parallel import Ranks
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 no_npu = pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, reason="torch_npu is installed")
@@ -82,8 +83,29 @@ def test_the_sampling_generator_is_its_own():
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    generator = sampling_generator(1, CPU)
-    torch.rand(3, generator=generator)
+    torch.rand(3, generator=RandomStates(1, 1, Ranks(CPU)).sampling)
     assert torch.equal(torch.rand(3), expected)
-    again = [torch.rand(3, generator=sampling_generator(seed, CPU)) for seed in (1, 1, 2)]
-    assert torch.equal(again[0], again[1]) and not torch.equal(again[0], again[2])
+    draws = [
+        torch.rand(3, generator=RandomStates(seed, 1, Ranks(CPU, rank, 2)).sampling)
+        for seed, rank in ((1, 0), (1, 0), (2, 0), (1, 1))
+    ]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2]) and not torch.equal(draws[0], draws[3])
+
+
+def test_every_random_state_is_restored():
+    states = RandomStates(1, 2, Ranks(CPU))
+
+    def draw():
+        return [
+            random.random(),
+            np.random.rand(),
+            *(torch.rand(1, generator=g).item() for g in (None, states.sampling, states.shuffling)),
+        ]
+
+    draw()
+    saved = states.state()
+    first = draw()
+    draw()
+    states.restore(saved)
+    assert draw() == first

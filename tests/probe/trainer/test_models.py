@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from probe.config import ModelConfig
+from probe.config import ModelConfig, TrainingConfig
 from probe.errors import ConfigError
 from probe.trainer.models import build_models
 from probe.trainer.tokenizer import ByteTokenizer, FolderTokenizer
@@ -32,7 +32,7 @@ class TestRandom:
         built = []
         for seed in (1, 1, 2):
             torch.manual_seed(seed)
-            built.append(build_models(ModelConfig(config=small_config), CPU).actor)
+            built.append(build_models(TrainingConfig(model=ModelConfig(config=small_config)), CPU).actor)
         assert same_weights(built[0], built[1])
         assert not same_weights(built[0], built[2])
 
@@ -66,18 +66,18 @@ class TestRandom:
     )
     def test_a_configuration_that_makes_no_model_is_a_clear_error(self, change, small_config):
         with pytest.raises(ConfigError) as caught:
-            build_models(ModelConfig(config={**small_config, **change}), CPU)
+            build_models(TrainingConfig(model=ModelConfig(config={**small_config, **change})), CPU)
         assert caught.value.key.startswith("model")
         assert "\n" not in str(caught.value)
 
     def test_an_unknown_key_is_refused_rather_than_ignored(self, small_config):
         with pytest.raises(ConfigError, match="num_hiden_layers"):
-            build_models(ModelConfig(config={**small_config, "num_hiden_layers": 1}), CPU)
+            build_models(TrainingConfig(model=ModelConfig(config={**small_config, "num_hiden_layers": 1})), CPU)
 
 
 class TestFolder:
     def test_weights_are_those_of_the_folder_and_bytes_are_tokens_where_it_has_no_tokenizer(self, saved, models):
-        loaded = build_models(ModelConfig(path=str(saved)), CPU)
+        loaded = build_models(TrainingConfig(model=ModelConfig(path=str(saved))), CPU)
         assert same_weights(loaded.actor, models.actor)
         assert same_weights(loaded.reference, models.actor)
         assert isinstance(loaded.tokenizer, ByteTokenizer)
@@ -89,17 +89,18 @@ class TestFolder:
 
         inner = Tokenizer(kinds.WordLevel({"<unk>": 0, "</s>": 1, "<pad>": 2}, unk_token="<unk>"))
         PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", pad_token="<pad>").save_pretrained(saved)
-        tokenizer = build_models(ModelConfig(path=str(saved)), CPU).tokenizer
+        tokenizer = build_models(TrainingConfig(model=ModelConfig(path=str(saved))), CPU).tokenizer
         assert isinstance(tokenizer, FolderTokenizer)
         assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2)
 
     def test_half_precision_weights_are_trained_in_float32(self, saved, models):
         models.actor.to(torch.bfloat16).save_pretrained(saved)
-        assert {p.dtype for p in build_models(ModelConfig(path=str(saved)), CPU).actor.parameters()} == {torch.float32}
+        actor = build_models(TrainingConfig(model=ModelConfig(path=str(saved))), CPU).actor
+        assert {parameter.dtype for parameter in actor.parameters()} == {torch.float32}
 
     def test_an_empty_folder_is_a_clear_error(self, tmp_path):
         with pytest.raises(ConfigError, match="model.path: makes no model") as caught:
-            build_models(ModelConfig(path=str(tmp_path)), CPU)
+            build_models(TrainingConfig(model=ModelConfig(path=str(tmp_path))), CPU)
         assert caught.value.source == str(tmp_path)
         assert "\n" not in str(caught.value)
 
@@ -107,7 +108,7 @@ class TestFolder:
     def test_damaged_weights_are_a_clear_error(self, content, saved):
         (saved / "model.safetensors").write_bytes(content)
         with pytest.raises(ConfigError, match="model.path: makes no model"):
-            build_models(ModelConfig(path=str(saved)), CPU)
+            build_models(TrainingConfig(model=ModelConfig(path=str(saved))), CPU)
 
     def test_missing_weights_are_never_filled_with_random_ones(self, saved):
         from safetensors.torch import load_file, save_file
@@ -116,7 +117,7 @@ class TestFolder:
         del weights["model.layers.1.mlp.down_proj.weight"]
         save_file(weights, saved / "model.safetensors", {"format": "pt"})
         with pytest.raises(ConfigError, match="model.path"):
-            build_models(ModelConfig(path=str(saved)), CPU)
+            build_models(TrainingConfig(model=ModelConfig(path=str(saved))), CPU)
 
     def test_fewer_embeddings_than_tokens_are_refused(self, saved, small_config, tmp_path):
         config = json.loads((saved / "config.json").read_text())
@@ -125,4 +126,4 @@ class TestFolder:
         Qwen2ForCausalLM(Qwen2Config(**{**small_config, "vocab_size": 200})).save_pretrained(tmp_path / "small")
         assert config["vocab_size"] == 258
         with pytest.raises(ConfigError, match="200 embeddings, fewer than its tokenizer's tokens"):
-            build_models(ModelConfig(path=str(tmp_path / "small")), CPU)
+            build_models(TrainingConfig(model=ModelConfig(path=str(tmp_path / "small"))), CPU)

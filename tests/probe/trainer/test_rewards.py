@@ -33,15 +33,26 @@ def test_format_is_the_share_of_digits_and_an_end(response, ended, reward):
     assert rewards.format(response, "12", ended) == pytest.approx(reward)
 
 
-def test_rules_are_weighted_and_summed():
+@pytest.mark.parametrize(
+    ("response", "ended", "base", "signed", "strict"),
+    [("12", True, 1, 1, 1), ("12", False, 1, -1, 0), ("it is 12.", True, 1, -1, 0), ("123", True, 0, -1, 1)],
+)
+def test_the_other_rules(response, ended, base, signed, strict):
+    assert rewards.base_acc(response, "12", ended) == base
+    assert rewards.VERIFIERS["acc_for_ppo"](response, "12", ended) == signed
+    assert rewards.VERIFIERS["acc_for_dapo"](response, "12", ended) == signed
+    assert rewards.strict_format(response, "12", ended) == strict
+
+
+def test_rules_are_weighted():
     config = RLConfig(verifier_function=["format", "acc"], verifier_weight=[0.5, 2.0])
-    assert rewards.score(config, "7", "7", True) == 2.5
-    assert rewards.score(config, "8", "7", True) == 0.5
+    assert rewards.scores(config, "7", "7", True) == {"format": 0.5, "acc": 2.0}
+    assert rewards.scores(config, "8", "7", True) == {"format": 0.5, "acc": 0.0}
 
 
 def test_every_rule_that_a_configuration_may_name_exists():
     from typing import get_args
 
-    from probe.config.training import Verifier
+    from probe.config.algorithm import Verifier
 
     assert set(rewards.VERIFIERS) == set(get_args(Verifier))

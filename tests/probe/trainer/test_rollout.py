@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from probe.config import ModelConfig, SamplingConfig
-from probe.trainer.algorithm import token_log_probs
+from probe.config import ModelConfig, SamplingConfig, TrainingConfig
+from probe.trainer.forward import token_log_probs
 from probe.trainer.models import build_models
 from probe.trainer.rollout import Rollout, SeededSampler, generate, pad_left
 from probe.trainer.tokenizer import ByteTokenizer
@@ -128,7 +128,7 @@ class TestGenerate:
         class OneToken(ByteTokenizer):
             pad_token_id = ByteTokenizer.eos_token_id
 
-        models = type(ending)(ending.actor, ending.reference, OneToken())
+        models = type(ending)(ending.actor, ending.reference, None, OneToken())
         rollout, plain = roll(models, max_tokens=6), roll(ending, max_tokens=6)
         assert torch.equal(rollout.response_mask, plain.response_mask)
         assert torch.equal(rollout.log_probs, plain.log_probs)
@@ -141,18 +141,18 @@ class TestGenerate:
     def test_a_model_folder_s_own_generation_settings_do_not_change_what_is_drawn(self, setting, models, tmp_path):
         models.actor.save_pretrained(tmp_path)
         (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_k": 20, **setting}))
-        loaded = build_models(ModelConfig(path=str(tmp_path)), torch.device("cpu"))
+        loaded = build_models(TrainingConfig(model=ModelConfig(path=str(tmp_path))), torch.device("cpu"))
         one, other = roll(models, max_tokens=12), roll(loaded, max_tokens=12)
         assert torch.equal(one.responses, other.responses)
         assert torch.equal(one.log_probs, other.log_probs)
 
 
 class TestRollout:
-    def test_split_and_join_are_each_other_s_reverse(self, models):
+    def test_select_and_join_are_each_other_s_reverse(self, models):
         rollout = roll(models, max_tokens=3)
-        parts = rollout.split(4)
+        parts = [rollout.select([0, 1, 2, 3]), rollout.select([4, 5])]
         assert [len(part.prompts) for part in parts] == [4, 2]
-        joined = Rollout.join(parts)
+        joined = Rollout.join(parts, 256)
         for name in ("prompts", "prompt_mask", "responses", "response_mask", "log_probs"):
             assert torch.equal(getattr(joined, name), getattr(rollout, name))
 
