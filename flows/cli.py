@@ -95,6 +95,10 @@ def check(
 def compare(
     dump_a: Annotated[Path, typer.Argument(help="A dump folder (msprobe_dump).")],
     dump_b: Annotated[Path, typer.Argument(help="Another.")],
+    allow_different: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="A key of the experiment, or a section, that is meant to differ."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for verdict, report and tables, new or empty.")] = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -106,7 +110,7 @@ def compare(
         from probe.comparison import compare_dumps
         from probe.report import last_line, summary_lines
 
-        document = compare_dumps(dump_a, dump_b, out)
+        document = compare_dumps(dump_a, dump_b, out, allow_different or ())
         for line in [*summary_lines(document["key_data"]["summary"]), *document["notes"]]:
             logging.getLogger("firstdiff").info("%s", line)
         report = out / "report.html" if out else None

@@ -24,7 +24,13 @@ from probe.report import CheckResult, Tables, reservations
 from probe.store.reader import Dump, read_dump
 from probe.types import Target
 from tasks.collect import collect_key_data, collect_layers
-from tasks.compare import compare_key_data, compare_layers, make_key_data_tables, make_layer_tables
+from tasks.compare import (
+    compare_configurations,
+    compare_key_data,
+    compare_layers,
+    make_key_data_tables,
+    make_layer_tables,
+)
 from tasks.locate import locate_first_divergence, name_first_difference
 from tasks.report import write_results
 
@@ -81,10 +87,14 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     result.verdict = comparison.verdict
     result.notes += [*map(str, failures), *reservations(a, b, comparison)]
     result.tables.append(make_key_data_tables(a.folder, b.folder, folder / "keydata"))
+    result.configurations = compare_configurations(a.folder, b.folder, profile.check.meant_to_differ)
     if failures and not comparison.differences:
         raise failures[0]
     first = locate_first_divergence(_whole(comparison))
     result.first_key_data = first
+    result.judge_experiments()
+    if (error := result.configurations.error) is not None:
+        raise InconclusiveError(error)
     target = None if first is None else target_of(first, a, b)
     second = None if target is None else _second_pair(profile, folder, target, result)
     _answer(result, name_first_difference(first, _whole(comparison), _whole(a), _whole(b), _whole(second)))
@@ -137,6 +147,7 @@ def _second_pair(profile: Profile, folder: Path, target: Target, result: CheckRe
     try:
         for run in ("c", "d"):
             result.runs[run] = collect_layers(profile, folder, run, target)
+        _same_experiment(profile, result.runs["c"], result.runs["d"])
         second = compare_layers(result.runs["c"], result.runs["d"])
     except InconclusiveError as error:
         result.notes.append(f"no layers were compared: {error}")
@@ -146,6 +157,13 @@ def _second_pair(profile: Profile, folder: Path, target: Target, result: CheckRe
     result.trainer_steps += _steps(second.c) + _steps(read_dump(result.runs["d"]))
     result.tables.append(make_layer_tables(result.runs["c"], result.runs["d"], folder / "layers"))
     return second
+
+
+def _same_experiment(profile: Profile, c: Path, d: Path) -> None:
+    """Raises where the layers of two runs say nothing, since they were not the same experiment."""
+    error = compare_configurations(c, d, profile.check.meant_to_differ).error
+    if error is not None:
+        raise InconclusiveError(f"runs c and d: {error}")
 
 
 def _whole(value: Value) -> Value:

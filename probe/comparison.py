@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from probe.compare import KeyDataComparison, LayerComparison, compare_key_data, compare_layers
+from probe.compare import (
+    KeyDataComparison,
+    LayerComparison,
+    compare_configurations,
+    compare_key_data,
+    compare_layers,
+)
 from probe.compare.entries import NOTHING_RECORDED
 from probe.errors import UsageError
 from probe.locate import SecondPair, conclude, first_key_data
@@ -25,13 +32,14 @@ from probe.store.reader import read_dump
 from probe.types import Verdict
 
 
-def compare_dumps(a: Path, b: Path, out: Path | None) -> dict[str, Any]:
+def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[str] = ()) -> dict[str, Any]:
     """Compares what two dump folders hold.
 
     Args:
         a: A dump folder.
         b: The other.
         out: Receives verdict, report and tables; must be empty or absent. None writes nothing.
+        allow_different: Keys of the experiment, or sections of them, that are meant to differ.
 
     Returns:
         The content of ``verdict.json``; its paths are absolute.
@@ -66,11 +74,14 @@ def compare_dumps(a: Path, b: Path, out: Path | None) -> dict[str, Any]:
     if a.resolve() == b.resolve():
         result.notes.append("both dumps are the same folder")
     result.notes += reservations(dump_a, dump_b, key_data)
-    second = SecondPair(key_data, layers, dump_a) if has_layers else None
-    answer = conclude(first, key_data, dump_a, dump_b, second)
-    result.first, result.cause = answer.first, answer.cause
-    if first is None and (located := cause_of_layers(None, layers)) is not None:
-        result.first, result.cause = located
+    result.configurations = compare_configurations(a, b, allow_different)
+    result.judge_experiments()
+    if result.error is None:
+        second = SecondPair(key_data, layers, dump_a) if has_layers else None
+        answer = conclude(first, key_data, dump_a, dump_b, second)
+        result.first, result.cause = answer.first, answer.cause
+        if first is None and (located := cause_of_layers(None, layers)) is not None:
+            result.first, result.cause = located
     if out is None:
         result.seconds = time.monotonic() - start
         return verdict_document(result, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefect import task
 
-from probe.config import Profile
+from probe.config import Profile, profile_of
 from probe.launch import dump_folder, launcher_for, run_spec
 from probe.types import Target
 from tasks import UNCACHED
@@ -31,5 +31,6 @@ def _collect(profile: Profile, folder: Path, run: str, target: Target | None, la
     dump = dump_folder(folder, run)
     dump.parent.mkdir()
     log.info("run %s: training%s", run, f", dumping the layers of step {target.step}" if target else "")
-    launcher_for(profile).run(dump.parent, run_spec(profile, run, dump, target, last_step))
+    own = profile_of(profile, run)
+    launcher_for(own).run(dump.parent, run_spec(own, run, dump, target, last_step))
     return dump

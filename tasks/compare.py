@@ -7,7 +7,8 @@ from pathlib import Path
 
 from prefect import task
 
-from probe.compare import KeyDataComparison, LayerComparison
+from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison
+from probe.compare import compare_configurations as compare_experiments
 from probe.compare import compare_key_data as compare_records
 from probe.compare import compare_layers as compare_windows
 from probe.locate import SecondPair
@@ -16,6 +17,14 @@ from probe.store.reader import Dump, read_dump
 from tasks import UNCACHED
 
 log = logging.getLogger("firstdiff")
+
+
+@task(name="2 compare configurations", **UNCACHED)
+def compare_configurations(a: Path, b: Path, allowed: list[str]) -> ConfigurationComparison:
+    """Compares what two runs say of their experiments."""
+    result = compare_experiments(a, b, allowed)
+    log.info("compared %d keys of the experiment: %d differ", result.compared, result.unmeant + result.meant)
+    return result
 
 
 @task(name="2 compare key data", **UNCACHED)

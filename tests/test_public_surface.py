@@ -18,9 +18,10 @@ PACKAGES = ("probe", "probe.collect", "probe.compare", "probe.config", "probe.la
 BELOW = {
     "types": set(),
     "errors": set(),
-    "config": {"types", "errors"},
+    "keys": set(),
+    "config": {"types", "errors", "keys"},
     "store": {"types", "errors"},
-    "compare": {"store", "types", "errors"},
+    "compare": {"store", "types", "errors", "keys"},
     "locate": {"compare", "store", "types", "errors"},
     "report": {"locate", "compare", "store", "types", "errors"},
     "collect": {"store", "types", "errors"},

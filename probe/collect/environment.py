@@ -10,6 +10,7 @@ import os
 import platform
 import random
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -33,11 +34,12 @@ VARIABLES = (
 _PACKAGES = ("torch", "torch-npu", "numpy", "transformers", "mindstudio-probe", "xxhash")
 
 
-def describe(requested: dict[str, Any]) -> dict[str, Any]:
-    """This process: versions, devices, determinism.
+def describe(requested: dict[str, Any], models: Mapping[str, torch.nn.Module] | None = None) -> dict[str, Any]:
+    """This process: versions, devices, determinism. ``probe.keys.ENVIRONMENT_KEYS`` lists every key.
 
     Args:
         requested: The profile's ``determinism`` section, repeated beside what is in effect.
+        models: The attached models, by role.
     """
     return {
         "versions": versions(),
@@ -49,6 +51,8 @@ def describe(requested: dict[str, Any]) -> dict[str, Any]:
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         },
         "devices": devices(),
+        "world_size": world_size(),
+        "models": {role: describe_model(model) for role, model in (models or {}).items()},
         "determinism": {"requested": requested, "in_effect": in_effect()},
     }
 
@@ -61,7 +65,35 @@ def versions() -> dict[str, str | None]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = None
-    return found
+    backends = {"cann": _cann(), "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return {**found, **{name: None if value is None else str(value) for name, value in backends.items()}}
+
+
+def _cann() -> str | None:
+    """CANN's version, as torch_npu tells it; None where it is not loaded or too old to tell."""
+    torch_npu = sys.modules.get("torch_npu")
+    tell = getattr(getattr(torch_npu, "utils", None), "get_cann_version", None)
+    try:
+        return (tell() or None) if callable(tell) else None
+    except (OSError, RuntimeError, ValueError):  # it reads CANN's own files
+        return None
+
+
+def world_size() -> int:
+    """Processes that train together."""
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def describe_model(model: torch.nn.Module) -> dict[str, Any]:
+    """What kind of model an attached one is, and where it lies: dtypes and kinds of device of its parameters."""
+    parameters = [one for one in model.parameters() if not torch.nn.parameter.is_lazy(one)]
+    return {
+        "class": type(model).__qualname__,
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "dtypes": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters}),
+        "devices": sorted({parameter.device.type for parameter in parameters}),
+    }
 
 
 def devices() -> dict[str, list[str]]:

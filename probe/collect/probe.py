@@ -359,7 +359,7 @@ class Probe:
         if place is None or place.rank == 0 or place.first_of_host:
             rank = None if place is None or place.rank == 0 else place.rank
             path = self._folder / layout.of_rank(layout.ENVIRONMENT, rank)
-            write_json(path, environment.describe(spec.determinism))
+            write_json(path, environment.describe(spec.determinism, self._models))
         self._environment_written = True
 
     @contextmanager

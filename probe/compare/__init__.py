@@ -6,16 +6,20 @@ without torch, except for layer dumps, whose tensors only torch reads.
 
 from __future__ import annotations
 
+from probe.compare.configurations import ConfigurationComparison, KeyDifference, compare_configurations
 from probe.compare.entries import Cell, Entry, KeyDataComparison
 from probe.compare.keydata import compare_key_data
 from probe.compare.layers import LayerComparison, LayerDifference, compare_layers
 
 __all__ = [
     "Cell",
+    "ConfigurationComparison",
     "Entry",
     "KeyDataComparison",
+    "KeyDifference",
     "LayerComparison",
     "LayerDifference",
+    "compare_configurations",
     "compare_key_data",
     "compare_layers",
 ]

@@ -22,6 +22,7 @@ from probe.config.profile import (
     TrainerRunConfig,
 )
 from probe.config.training import GenerateConfig, MegatronTraining, ModelConfig, SamplingConfig, TrainingConfig
+from probe.config.variant import profile_of
 
 __all__ = [
     "ActorConfig",
@@ -47,6 +48,7 @@ __all__ = [
     "find_profile",
     "load_profile",
     "load_trainer_config",
+    "profile_of",
     "profile_schema",
     "to_yaml",
 ]

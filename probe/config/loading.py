@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from probe.config.base import StrictModel, first_problem
 from probe.config.profile import Profile, TrainerRunConfig
 from probe.config.training import TrainingConfig
+from probe.config.variant import apply_b, check_allowed, get, plain, put
 from probe.errors import ConfigError, UsageError
 
 _PATHS = (("model", "path"), *(("megatron_training", key) for key in ("data_path", "save", "load")))
@@ -101,6 +102,20 @@ def load_profile(name: str, overrides: list[str] | None = None) -> Profile:
         if override.startswith("trainer.config."):
             _inline_trainer_file(raw, base)
         _apply(raw, override)
+    profile = _resolved(raw, base, str(path))
+    other = profile
+    if profile.check.b:
+        source = f"{path}: check.b"
+        other = _resolved(apply_b(plain(profile), profile.check.b, str(path)), base, source)
+        values = plain(other)  # with paths that no longer depend on the profile's folder
+        changes = {key: get(values, key) for key in profile.check.b}
+        profile = profile.model_copy(update={"check": profile.check.model_copy(update={"b": changes})})
+    check_allowed(profile, other, str(path))
+    return profile
+
+
+def _resolved(raw: dict[str, Any], base: Path, source: str) -> Profile:
+    """A profile from its mapping, which it changes: with the trainer file in place and every path absolute."""
     _inline_trainer_file(raw, base)
     trainer = raw.get("trainer")
     if isinstance(trainer, dict):
@@ -110,11 +125,11 @@ def load_profile(name: str, overrides: list[str] | None = None) -> Profile:
             trainer["local_dump"] = str((base / trainer["local_dump"]).resolve())
         if trainer.get("kind") == "command":
             trainer["cwd"] = str((base / str(trainer.get("cwd", "."))).resolve())
-    profile = _follow_steps(_validate(Profile, raw, str(path)))
+    profile = _follow_steps(_validate(Profile, raw, source))
     if profile.trainer.kind == "integrated":
-        _require_files(profile.trainer.config, str(path), "trainer.config.")
+        _require_files(profile.trainer.config, source, "trainer.config.")
     elif not Path(profile.trainer.cwd).is_dir():
-        raise ConfigError(str(path), "trainer.cwd", f"no such folder: {profile.trainer.cwd}")
+        raise ConfigError(source, "trainer.cwd", f"no such folder: {profile.trainer.cwd}")
     return profile
 
 
@@ -203,36 +218,11 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError("--set", override, "must be dotted.key=value")
-    *parents, last = key.strip().split(".")
-    target: Any = raw
-    for part in parents:
-        target = _step_into(target, part, key)
     try:
         value = yaml.load(text, Loader=_Loader)  # noqa: S506  (_Loader is a SafeLoader)
     except yaml.YAMLError as error:
         raise ConfigError("--set", key, f"{text!r} is not a YAML value") from error
-    if isinstance(target, list):
-        target[_index(target, last, key)] = value
-    elif isinstance(target, dict):
-        target[last] = value
-    else:
-        raise ConfigError("--set", key, f"{'.'.join(parents)} is a single value, it has no keys")
-
-
-def _step_into(target: Any, part: str, key: str) -> Any:
-    if isinstance(target, list):
-        return target[_index(target, part, key)]
-    if isinstance(target, dict):
-        if target.get(part) is None:
-            target[part] = {}
-        return target[part]
-    raise ConfigError("--set", key, f"there are no keys below a single value (at {part!r})")
-
-
-def _index(target: list[Any], part: str, key: str) -> int:
-    if not part.isdigit() or int(part) >= len(target):
-        raise ConfigError("--set", key, f"{part!r} is not an index of a list of {len(target)}")
-    return int(part)
+    put(raw, key.strip(), value, "--set")
 
 
 def _validate(model: type[Model], raw: dict[str, Any], source: str) -> Model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -83,6 +83,18 @@ class Check(StrictModel):
 
     steps: int | None = Field(default=None, ge=1)
     """Training steps that are recorded and compared; null takes all that the trainer runs."""
+    allow_different: list[str] = Field(default_factory=list)
+    """Keys in which the two runs may differ and still be compared: of the profile, such as
+    ``trainer.config.actor_config.lr``, or of ``environment.json``, such as ``environment.versions.torch``; a section
+    stands for all of its keys. Any other difference makes the check inconclusive."""
+    b: dict[str, Any] = Field(default_factory=dict)
+    """What is different in run ``b`` and its rerun ``d`` on purpose: dotted keys of ``trainer``, ``determinism`` and
+    ``faults``, with their values. These keys may differ."""
+
+    @property
+    def meant_to_differ(self) -> list[str]:
+        """All keys in which the two runs may differ."""
+        return [*self.allow_different, *self.b]
 
     @property
     def last_step(self) -> int | None:

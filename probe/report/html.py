@@ -35,6 +35,7 @@ def write_report(result: CheckResult, document: dict[str, Any], folder: Path) ->
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
     page = environment.get_template("report.html.j2").render(
         title=folder.name,
         document=document,

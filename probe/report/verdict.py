@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from probe.compare import KeyDataComparison, LayerComparison
+from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison
 from probe.locate import Cause, First, FirstKeyData
 from probe.report.summary import summary_rows
 from probe.report.tables import Tables
@@ -36,6 +36,8 @@ class CheckResult:
     first: First | None = None
     cause: Cause = field(default_factory=lambda: Cause("none", None, "the comparison did not get that far"))
     layers: LayerComparison | None = None
+    configurations: ConfigurationComparison | None = None
+    """How the experiments of ``a`` and ``b`` differ; None where that was not compared."""
     reproduced: bool | None = None
     """Whether the second pair differed too; None when it was not run."""
     sides_with: str | None = None
@@ -56,6 +58,18 @@ class CheckResult:
     """The end of a failed trainer's log."""
     notes: list[str] = field(default_factory=list)
     """What people should know beside the verdict."""
+
+    def judge_experiments(self) -> None:
+        """Takes in how the two experiments differ: two unlike ones, or ones not known, are never identical."""
+        found = self.configurations
+        if found is None:
+            return
+        self.notes += found.notes
+        if found.error is not None:
+            self.verdict, self.error = "inconclusive", found.error
+            self.cause = Cause("none", None, "the two runs were not the same experiment")
+        elif found.damaged and self.verdict == "identical":
+            self.verdict = "inconclusive"
 
 
 def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
@@ -84,6 +98,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
             "compared_to_step": key_data.compared_to_step if key_data else None,
             "summary": _summary(key_data) if key_data else [],
         },
+        "configurations": _configurations(result.configurations),
         "trace": {"compared": None, "first_index": None},
         "layers": {
             "first": layers.first.full_name if layers and layers.first else None,
@@ -170,6 +185,16 @@ def _summary(key_data: KeyDataComparison) -> list[dict[str, Any]]:
     return list(islice((row for row in summary_rows(key_data) if row["first"] is not None), LISTED))
 
 
+def _configurations(found: ConfigurationComparison | None) -> dict[str, Any]:
+    found = found or ConfigurationComparison()
+    return {
+        "compared": found.compared,
+        "different": [asdict(difference) for difference in found.different],
+        "different_left_out": found.unmeant + found.meant - len(found.different),
+        "not_compared": found.not_compared,
+    }
+
+
 def _not_compared(result: CheckResult) -> list[str]:
     found: list[str] = []
     if result.key_data is not None:
@@ -183,6 +208,8 @@ def _not_compared(result: CheckResult) -> list[str]:
         found += [*result.key_data.problems, *listed, *([f"{more} more records"] if more > 0 else [])]
     if result.layers is not None:
         found += result.layers.problems
+    if result.configurations is not None and result.configurations.damaged:
+        found += result.configurations.not_compared
     return found
 
 

@@ -91,15 +91,19 @@ def open_plain(path: Path | str) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, longest: int = _LONGEST_JSON) -> Any:
     """The content of a JSON file of a dump.
+
+    Args:
+        path: The file.
+        longest: Most bytes that it may have.
 
     Raises:
         OSError: It is no plain file, or cannot be read.
         ValueError: It is not JSON, nested too deeply, or larger than any that is written.
     """
     with open_plain(path) as file:
-        if (size := os.fstat(file.fileno()).st_size) > _LONGEST_JSON:
+        if (size := os.fstat(file.fileno()).st_size) > longest:
             raise ValueError(f"it has {size} bytes")
         try:
             return json.loads(file.read())
