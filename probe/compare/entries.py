@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from probe.compare.cosine import Products
 from probe.compare.values import ValueDifference
 from probe.types import Record
 
@@ -61,6 +62,8 @@ class Entry:
         """Where the difference alone changes no number that counts, what it is limited to; None where it may."""
         if self.status != "different" or self.a is None or self.b is None or self.a.stage != self.b.stage:
             return None
+        if self.a.dtype != self.b.dtype:
+            return None
         if self.a.masked is not None and self.a.masked == self.b.masked:
             return "entries outside the mask"
         return self.difference.harmless if self.difference else None
@@ -83,6 +86,8 @@ class Cell:
     max_absolute: float | int | None = None
     max_relative: float | None = None
     max_ulp: int | None = None
+    products: Products | None = None
+    """What the cosine of the entries that differ comes from, all their values in a row; None where none were kept."""
 
     def add(self, entry: Entry) -> None:
         """Takes in an entry that is not the same."""
@@ -93,6 +98,7 @@ class Cell:
             self.elements = (self.elements or 0) + difference.count
             self.max_absolute = max(self.max_absolute or 0, difference.max_absolute)
             self.max_relative = max(self.max_relative or 0.0, difference.max_relative)
+            self.products = difference.products.plus(self.products or Products())
             if difference.max_ulp is not None:
                 self.max_ulp = max(self.max_ulp or 0, difference.max_ulp)
 

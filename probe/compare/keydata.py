@@ -224,14 +224,19 @@ class _Comparer:
         """How the values of two records differ, where both were kept; or why that cannot be said."""
         if one.dtype == two.dtype == "str":
             return self._texts(one, two), None
-        if (one.dtype, one.shape) != (two.dtype, two.shape):
-            return f"{one.dtype}{list(one.shape)} against {two.dtype}{list(two.shape)}", None
+        of_types = one.dtype != two.dtype
+        unlike = f"{one.dtype}{list(one.shape)} against {two.dtype}{list(two.shape)}"
+        if one.shape != two.shape or (of_types and "str" in (one.dtype, two.dtype)):
+            return unlike, None
         if one.file is None or two.file is None:
-            return _NOT_KEPT, None
+            return unlike if of_types else _NOT_KEPT, None
         try:
-            difference = describe(self._a.files.array(one), self._b.files.array(two), one.dtype)
+            left, right = self._a.files.array(one), self._b.files.array(two)
+            difference = describe(left, right, one.dtype, across_types=of_types)
         except (DumpError, ValueError) as error:
             return str(error), None
+        if of_types:
+            return unlike, difference
         return (None if difference else "digests differ, the stored numbers do not"), difference
 
     def _texts(self, one: Record, two: Record) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from probe.compare.cosine import Products
 from probe.compare.ulp import FORMATS, distances
 
 Array = npt.NDArray[Any]
@@ -40,11 +41,13 @@ class ValueDifference:
     """Largest absolute difference over the larger magnitude."""
     max_ulp: int | None
     """Largest distance in units in the last place, 1 for neighbours; of integers the absolute difference. None where
-    one side alone is NaN, and for a type without a known format."""
+    one side alone is NaN, for a type without a known format, and between two types."""
     only_zeros: int = 0
     """Differing elements that are zeros of different sign."""
     only_nans: int = 0
     """Differing elements that are NaN in both, with other bits."""
+    products: Products = field(default_factory=Products, repr=False, compare=False)
+    """What the cosine of all elements, also those that are the same, comes from: exact but for rounding."""
 
     @property
     def harmless(self) -> str | None:
@@ -55,20 +58,26 @@ class ValueDifference:
         return " and ".join(kinds)
 
 
-def describe(left: Array, right: Array, dtype: str | None = None) -> ValueDifference | None:
-    """Compares two arrays of one shape and dtype, piece by piece; None when every bit is the same.
+def describe(
+    left: Array, right: Array, dtype: str | None = None, *, across_types: bool = False
+) -> ValueDifference | None:
+    """Compares two arrays of one shape, piece by piece; None when every bit is the same.
 
     Args:
         left: One array.
         right: The other.
         dtype: Name of the type that the numbers had, where the arrays hold them in a wider one, such as ``bfloat16``.
+        across_types: The numbers had two types: they are compared as float64 or complex128, without units in the last
+            place.
 
     Raises:
         ValueError: The shapes or dtypes differ.
     """
-    if left.shape != right.shape or left.dtype != right.dtype:
+    if left.shape != right.shape or (left.dtype != right.dtype and not across_types):
         raise ValueError(f"{left.dtype}{left.shape} and {right.dtype}{right.shape} have no common elements")
     name = dtype if dtype in FORMATS else left.dtype.name
+    wide = np.complex128 if "c" in (left.dtype.kind, right.dtype.kind) else np.float64
+    products = Products()
     first: int | None = None
     pair: tuple[Any, Any] = (None, None)
     count, zeros, nans, absolute, relative = 0, 0, 0, 0, 0.0
@@ -76,6 +85,9 @@ def describe(left: Array, right: Array, dtype: str | None = None) -> ValueDiffer
     one, two = _flat(left), _flat(right)
     for start in range(0, left.size, CHUNK):
         a, b = np.asarray(one[start : start + CHUNK]), np.asarray(two[start : start + CHUNK])
+        if across_types:
+            a, b = _widened(a, wide), _widened(b, wide)
+        products = products.plus(Products.of(a, b))
         differs = np.flatnonzero(bits_differ(a, b))
         if differs.size == 0:
             continue
@@ -84,11 +96,11 @@ def describe(left: Array, right: Array, dtype: str | None = None) -> ValueDiffer
         errors = _errors(a[differs], b[differs], name)
         count, zeros, nans = count + int(differs.size), zeros + errors.zeros, nans + errors.nans
         absolute, relative = max(absolute, errors.absolute), max(relative, errors.relative)
-        ulp = None if ulp is None or errors.ulp is None else max(ulp, errors.ulp)
+        ulp = None if across_types or ulp is None or errors.ulp is None else max(ulp, errors.ulp)
     if first is None:
         return None
     index = tuple(int(axis) for axis in np.unravel_index(first, left.shape)) if left.shape else ()
-    return ValueDifference(index, pair, count, int(left.size), absolute, relative, ulp, zeros, nans)
+    return ValueDifference(index, pair, count, int(left.size), absolute, relative, ulp, zeros, nans, products)
 
 
 def bits_differ(a: Array, b: Array) -> Array:
@@ -98,6 +110,11 @@ def bits_differ(a: Array, b: Array) -> Array:
     one, two = (np.ascontiguousarray(x).reshape(-1).view(word) for x in (a, b))
     differs = one != two
     return np.asarray(differs if width <= 8 else differs.reshape(a.size, -1).any(axis=1))
+
+
+def _widened(values: Array, wide: type[np.number[Any]]) -> Array:
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a value like any other
+        return values.astype(wide)
 
 
 def _flat(values: Array) -> Any:

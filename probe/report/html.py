@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from probe.compare import Entry
 from probe.compare.entries import Status
+from probe.report.chart import Point, chart
+from probe.report.growth import JUMP_IN_WORDS, first_jump, growth_of
 from probe.report.summary import tag_order
 from probe.report.verdict import CheckResult, last_line
 from probe.store import layout
@@ -18,6 +21,8 @@ from probe.store.writer import write_atomic
 
 ROWS = 200
 """Most rows of one table: what matters is at its top; ``verdict.json`` counts the rest."""
+GROWTH_ROWS = 100
+"""Most rows of the table of errors; the charts show all steps."""
 
 
 def write_report(result: CheckResult, document: dict[str, Any], folder: Path) -> Path:
@@ -44,6 +49,7 @@ def write_report(result: CheckResult, document: dict[str, Any], folder: Path) ->
         map=_map(result),
         entries=_entries(result),
         entries_left_out=max(0, result.key_data.differences - ROWS) if result.key_data else 0,
+        growth=_growth(result),
         layers=_layers(result),
         layers_left_out=max(0, len(result.layers.differences) - ROWS) if result.layers else 0,
         environment=_environment(result),
@@ -125,14 +131,36 @@ def _entries(result: CheckResult) -> list[dict[str, Any]]:
 def _entry(entry: Entry) -> dict[str, Any]:
     record = entry.record
     name = f"{record.tag}.{record.path}" if record.path else record.tag
-    row = {"entry": entry, "record": record, "name": name, "detail": "", "difference": None}
+    row = {"entry": entry, "record": record, "name": name, "detail": entry.problem or "", "difference": None}
     if entry.a is None or entry.b is None:
         row["detail"] = "only in run a" if entry.b is None else "only in run b"
     elif entry.difference is not None:
         row["difference"] = entry.difference
-    else:
-        row["detail"] = entry.problem or ""
     return row
+
+
+def _growth(result: CheckResult) -> dict[str, Any] | None:
+    """The error by step: as lines of the largest relative error and of 1 - cosine, and as a table."""
+    rows = growth_of(result.key_data) if result.key_data else []
+    if not rows:
+        return None
+    jump = first_jump(rows)
+    relative: dict[str, list[Point]] = {}
+    angle: dict[str, list[Point]] = {}
+    for row in rows:
+        known = row.cosine is not None and not math.isnan(row.cosine)
+        relative.setdefault(row.tag, []).append((row.step, row.max_relative))
+        angle.setdefault(row.tag, []).append((row.step, 1 - row.cosine if known and row.cosine is not None else None))
+    return {
+        "charts": [
+            ("Largest relative error", chart(relative, jump.step if jump else None)),
+            ("1 − cosine", chart(angle, jump.step if jump else None)),
+        ],
+        "jump": jump,
+        "definition": JUMP_IN_WORDS,
+        "rows": [row.as_dict() for row in rows[:GROWTH_ROWS]],
+        "left_out": max(0, len(rows) - GROWTH_ROWS),
+    }
 
 
 def _layers(result: CheckResult) -> list[dict[str, Any]]:

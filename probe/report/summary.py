@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import reduce
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from openpyxl.cell import WriteOnlyCell
 from openpyxl.styles import Font
 
 from probe.compare import Cell, KeyDataComparison
+from probe.compare.cosine import Products
 from probe.compare.entries import Status
 from probe.store.writer import strict_number, write_atomic
 from probe.types import TAGS
@@ -28,7 +30,7 @@ _MOST_TEXT = 30_000
 
 _STATUSES: tuple[Status, ...] = ("same", "different", "missing", "extra", "unreadable", "not_compared")
 _COLUMNS = (
-    *("step", "tag", *_STATUSES, "ranks", "elements_differing", "max_absolute", "max_relative", "max_ulp"),
+    *("step", "tag", *_STATUSES, "ranks", "elements_differing", "max_absolute", "max_relative", "max_ulp", "cosine"),
     *("first_rank", "first_micro_step", "first_path", "first_call", "first_status"),
     *("first_index", "first_a", "first_b", "first_harmless"),
 )
@@ -38,7 +40,8 @@ def summary_rows(comparison: KeyDataComparison) -> Iterator[dict[str, Any]]:
     """One row for every step and tag, in execution order as far as it is known.
 
     Errors are those of all entries whose values were kept; null where there were none. ``max_ulp`` counts units in the
-    last place of the recorded type. Numbers are strict JSON: infinity is text.
+    last place of the recorded type. ``cosine`` is that of the values of all entries that differ, in a row. Numbers are
+    strict JSON: infinity and NaN are text.
 
     Args:
         comparison: What was found.
@@ -60,6 +63,7 @@ def summary_rows(comparison: KeyDataComparison) -> Iterator[dict[str, Any]]:
             "max_absolute": _largest([cell.max_absolute for _, cell in cells]),
             "max_relative": _largest([cell.max_relative for _, cell in cells]),
             "max_ulp": _largest([cell.max_ulp for _, cell in cells]),
+            "cosine": _plain_or_none(cosine_of([cell for _, cell in cells])),
             "first": None
             if first is None
             else {
@@ -142,6 +146,16 @@ def _sum(values: list[int | None]) -> int | None:
 def _largest(values: list[Any]) -> float | int | str | None:
     known = [value for value in values if value is not None]
     return strict_number(max(known)) if known else None
+
+
+def cosine_of(cells: list[Cell]) -> float | None:
+    """The cosine of the values of all entries that differ; None where none were kept."""
+    kept = [cell.products for cell in cells if cell.products is not None]
+    return reduce(Products.plus, kept).cosine if kept else None
+
+
+def _plain_or_none(value: float | None) -> float | int | str | None:
+    return None if value is None else strict_number(value)
 
 
 def _plain(value: Any) -> Any:

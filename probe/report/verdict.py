@@ -9,6 +9,7 @@ from typing import Any
 
 from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison
 from probe.locate import Cause, First, FirstKeyData
+from probe.report.growth import first_jump, growth_of
 from probe.report.summary import summary_rows
 from probe.report.tables import Tables
 from probe.store.reader import Dump
@@ -99,6 +100,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
             "summary": _summary(key_data) if key_data else [],
         },
         "configurations": _configurations(result.configurations),
+        **_growth(key_data),
         "trace": {"compared": None, "first_index": None},
         "layers": {
             "first": layers.first.full_name if layers and layers.first else None,
@@ -192,6 +194,17 @@ def _configurations(found: ConfigurationComparison | None) -> dict[str, Any]:
         "different": [asdict(difference) for difference in found.different],
         "different_left_out": found.unmeant + found.meant - len(found.different),
         "not_compared": found.not_compared,
+    }
+
+
+def _growth(key_data: KeyDataComparison | None) -> dict[str, Any]:
+    """How the error grows: the first ``LISTED`` rows, and where it first jumps."""
+    rows = growth_of(key_data) if key_data else []
+    jump = first_jump(rows)
+    return {
+        "growth": [row.as_dict() for row in rows[:LISTED]],
+        "growth_left_out": max(0, len(rows) - LISTED),
+        "growth_jump": jump.as_dict() if jump else None,
     }
 
 
