@@ -12,6 +12,8 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 12, 14, 34
 MOST_POINTS = 400
 """Most points of a line: of more steps, each point is the largest of several."""
 MOST_LINES = 24
+COLOURS = 12
+"""Colours that the template has; one for each known tag."""
 _DECADES = 18
 """Most powers of ten that the axis spans; what is smaller lies on the line of zero."""
 _TICKS = 6
@@ -58,9 +60,11 @@ def chart(series: dict[str, list[Point]], jump: int | None = None) -> dict[str, 
     def x(step: float) -> float:
         return round(LEFT + (step - first) / span * (WIDTH - LEFT - RIGHT), 1)
 
+    def height(power: float) -> float:
+        return round(TOP + (high - power) / (high - low + 1) * (HEIGHT - TOP - BOTTOM), 1)
+
     def y(error: float) -> float:
-        exponent = high if math.isinf(error) else low - 1 if error <= 0 else max(math.log10(error), low - 1)
-        return round(TOP + (high - exponent) / (high - low + 1) * (HEIGHT - TOP - BOTTOM), 1)
+        return height(high if math.isinf(error) else max(math.log10(error), low - 1) if error > 0 else low - 1)
 
     stride = max(1, -(-(high - low) // _TICKS))
     return {
@@ -71,7 +75,7 @@ def chart(series: dict[str, list[Point]], jump: int | None = None) -> dict[str, 
         "bottom": HEIGHT - BOTTOM,
         "top": TOP,
         "lines": [_line(tag, _thinned(points), x, y, index) for index, (tag, points) in enumerate(shown.items())],
-        "levels": [(y(0.0), "0"), *((y(10.0**power), f"1e{power}") for power in range(low, high + 1, stride))],
+        "levels": [(height(low - 1), "0"), *((height(power), f"1e{power}") for power in range(low, high + 1, stride))],
         "steps": [(x(step), step) for step in _marks(first, last)],
         "jump": None if jump is None else x(jump),
         "left_out": len(series) - len(shown),
@@ -88,7 +92,7 @@ def _line(tag: str, points: list[Point], x: Any, y: Any, index: int) -> Line:
             continue
         parts[-1].append(f"{x(step)},{y(error)}")
         dots.append((x(step), y(error), f"{tag}, step {step}: {error:.3g}"))
-    return Line(tag, tuple(" ".join(part) for part in parts if part), tuple(dots), index % 8)
+    return Line(tag, tuple(" ".join(part) for part in parts if part), tuple(dots), index % COLOURS)
 
 
 def _thinned(points: list[Point]) -> list[Point]:

@@ -87,21 +87,22 @@ def growth_of(comparison: KeyDataComparison) -> list[Growth]:
     return [_growth(tag, step, found[step, tag]) for step, tag in places if tag in differing]
 
 
-def first_jump(rows: Iterable[Growth]) -> Jump | None:
-    """The first jump; None where there is none.
+def jumps(rows: Iterable[Growth]) -> list[Jump]:
+    """The jump of every tag that has one, the first jump first.
 
     Args:
         rows: By step and causal order, as ``growth_of`` gives them.
     """
+    found: dict[str, Jump] = {}
     largest: dict[str, float] = {}
     for row in rows:
         error, before = row.max_relative, largest.get(row.tag)
         if error is None:
             continue
         if before is not None and error > FLOOR and error > FACTOR * before:
-            return Jump(row.tag, row.step, error, before)
+            found.setdefault(row.tag, Jump(row.tag, row.step, error, before))
         largest[row.tag] = max(error, before or 0.0)
-    return None
+    return list(found.values())
 
 
 def _growth(tag: str, step: int, cells: list[Cell]) -> Growth:

@@ -12,8 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from probe.compare import Entry
 from probe.compare.entries import Status
-from probe.report.chart import Point, chart
-from probe.report.growth import JUMP_IN_WORDS, first_jump, growth_of
+from probe.report.chart import MOST_LINES, Point, chart
+from probe.report.growth import JUMP_IN_WORDS, growth_of, jumps
 from probe.report.summary import tag_order
 from probe.report.verdict import CheckResult, last_line
 from probe.store import layout
@@ -144,7 +144,8 @@ def _growth(result: CheckResult) -> dict[str, Any] | None:
     rows = growth_of(result.key_data) if result.key_data else []
     if not rows:
         return None
-    jump = first_jump(rows)
+    found = jumps(rows)
+    jump = found[0] if found else None
     relative: dict[str, list[Point]] = {}
     angle: dict[str, list[Point]] = {}
     for row in rows:
@@ -157,6 +158,7 @@ def _growth(result: CheckResult) -> dict[str, Any] | None:
             ("1 − cosine", chart(angle, jump.step if jump else None)),
         ],
         "jump": jump,
+        "later": found[1:MOST_LINES],
         "definition": JUMP_IN_WORDS,
         "rows": [row.as_dict() for row in rows[:GROWTH_ROWS]],
         "left_out": max(0, len(rows) - GROWTH_ROWS),

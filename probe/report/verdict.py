@@ -9,7 +9,7 @@ from typing import Any
 
 from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison
 from probe.locate import Cause, First, FirstKeyData
-from probe.report.growth import first_jump, growth_of
+from probe.report.growth import growth_of, jumps
 from probe.report.summary import summary_rows
 from probe.report.tables import Tables
 from probe.store.reader import Dump
@@ -200,7 +200,7 @@ def _configurations(found: ConfigurationComparison | None) -> dict[str, Any]:
 def _growth(key_data: KeyDataComparison | None) -> dict[str, Any]:
     """How the error grows: the first ``LISTED`` rows, and where it first jumps."""
     rows = growth_of(key_data) if key_data else []
-    jump = first_jump(rows)
+    jump = next(iter(jumps(rows)), None)
     return {
         "growth": [row.as_dict() for row in rows[:LISTED]],
         "growth_left_out": max(0, len(rows) - LISTED),
