@@ -11,6 +11,10 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+_PIECE = 1 << 15
+"""Elements that are looked at together: as many as a processor's cache holds."""
+_SMALL, _LARGE = 1e-100, 1e100
+"""Between them squares and their sums are ordinary float64."""
 _Scaled = tuple[float, int]
 """A number as a float and the power of two that it is multiplied by."""
 
@@ -34,11 +38,18 @@ class Products:
     @classmethod
     def of(cls, a: Array, b: Array) -> Products:
         """Those of two arrays of one axis and one length; a complex number counts as its two parts."""
-        with np.errstate(all="ignore"):
-            x, power_x = _scaled(a)
-            y, power_y = _scaled(b)
-            both, left, right = float(np.dot(x, y)), float(np.dot(x, x)), float(np.dot(y, y))
-        return cls((both, power_x + power_y), (left, 2 * power_x), (right, 2 * power_y))
+        total = cls()
+        for start in range(0, a.size, _PIECE):
+            x, power_x = _scaled(a[start : start + _PIECE])
+            left = _product(x, x)
+            if a is b:
+                same = (left, 2 * power_x)
+                total = total.plus(cls(same, same, same))
+                continue
+            y, power_y = _scaled(b[start : start + _PIECE])
+            both, right = _product(x, y), _product(y, y)
+            total = total.plus(cls((both, power_x + power_y), (left, 2 * power_x), (right, 2 * power_y)))
+        return total
 
     def plus(self, other: Products) -> Products:
         """Those of both pieces."""
@@ -53,12 +64,20 @@ class Products:
         return max(-1.0, min(1.0, math.ldexp(ratio, self.both[1] - (self.left[1] + self.right[1]) // 2)))
 
 
+def _product(x: Array, y: Array) -> float:
+    """Not ``np.dot``, whose threads wait for each other on a busy machine."""
+    return float(np.einsum("i,i->", x, y))
+
+
 def _scaled(values: Array) -> tuple[Array, int]:
-    """Values as float64 of magnitudes up to 1, and the power of two that was taken out."""
-    wide = values.astype(np.complex128).view(np.float64) if values.dtype.kind == "c" else values.astype(np.float64)
-    top = float(np.abs(wide).max(initial=0.0))
+    """Values as float64 whose squares are in range, and the power of two that was taken out for it."""
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a value like any other
+        wide = values.astype(np.complex128).view(np.float64) if values.dtype.kind == "c" else values.astype(np.float64)
+    top = max(float(wide.max()), -float(wide.min()))
     if not math.isfinite(top):
         return np.full_like(wide, math.nan), 0
+    if _SMALL < top < _LARGE:
+        return wide, 0
     power = math.frexp(top)[1]
     return np.ldexp(wide, -power), power
 

@@ -87,8 +87,8 @@ def describe(
         a, b = np.asarray(one[start : start + CHUNK]), np.asarray(two[start : start + CHUNK])
         if across_types:
             a, b = _widened(a, wide), _widened(b, wide)
-        products = products.plus(Products.of(a, b))
         differs = np.flatnonzero(bits_differ(a, b))
+        products = products.plus(Products.of(a, b if differs.size else a))
         if differs.size == 0:
             continue
         if first is None:

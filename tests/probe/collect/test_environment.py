@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import sys
+import types
 from importlib import metadata
 
 import numpy as np
@@ -94,6 +96,23 @@ def test_describing_draws_no_random_number_and_is_strict_json():
     described = environment.describe({"num_threads": None})
     assert environment.random_states() == before
     assert json.loads(json.dumps(described, allow_nan=False)) == described
+
+
+def test_models_are_described_by_kind_and_place():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1).bfloat16(), torch.nn.LazyLinear(4))
+    described = environment.describe({}, {"actor": model})
+    assert described["models"] == {
+        "actor": {"class": "Sequential", "parameters": 13, "dtypes": ["bfloat16", "float32"], "devices": ["cpu"]}
+    }
+    assert described["world_size"] == 1
+
+
+@pytest.mark.parametrize(("tell", "version"), [(lambda: "8.3.RC1", "8.3.RC1"), (lambda: "", None), (None, None)])
+def test_cann_is_what_torch_npu_tells(tell, version, monkeypatch):
+    """A stand-in for torch_npu, which only loads where CANN is."""
+    utils = types.SimpleNamespace(get_cann_version=tell) if tell else types.SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "torch_npu", types.SimpleNamespace(utils=utils))
+    assert environment.versions()["cann"] == version
 
 
 def test_no_accelerator_is_claimed_that_is_not_there():

@@ -17,7 +17,8 @@ MakeDump = Callable[..., Path]
 
 KEYS = {  # api.md
     "": {"format", "verdict", "first", "cause", "key_data", "trace", "layers", "equivalent", "not_compared", "cost",
-         "runs"},
+         "runs", "configurations", "growth", "growth_jump"},
+    "configurations": {"compared", "different", "not_compared"},
     "first": {"step", "stage", "rank", "micro_step", "event", "name", "tag", "call"},
     "cause": {"kind", "name", "explanation", "permutation", "ranks_swapped"},
     "key_data": {"first", "compared", "different", "missing", "unreadable"},
