@@ -128,6 +128,7 @@ def _resolved(raw: dict[str, Any], base: Path, source: str) -> Profile:
     profile = _follow_steps(_validate(Profile, raw, source))
     if profile.trainer.kind == "integrated":
         _require_files(profile.trainer.config, source, "trainer.config.")
+        _require_reachable(profile.trainer.config, source, "trainer.config.")
     elif not Path(profile.trainer.cwd).is_dir():
         raise ConfigError(source, "trainer.cwd", f"no such folder: {profile.trainer.cwd}")
     return profile
@@ -142,6 +143,8 @@ def load_trainer_config(file: Path) -> TrainerRunConfig:
     raw = _resolve_paths(_read_mapping(file), file.resolve().parent)
     config = _validate(TrainerRunConfig, raw, str(file))
     _require_files(config, str(file), "")
+    if config.msprobe_config.msprobe:
+        _require_reachable(config, str(file), "")
     return config
 
 
@@ -202,6 +205,19 @@ def _resolve_paths(config: dict[str, Any], base: Path) -> dict[str, Any]:
         if isinstance(values, dict) and isinstance(values.get(key), str):
             values[key] = str((base / values[key]).resolve())
     return config
+
+
+def _require_reachable(config: TrainingConfig, source: str, prefix: str) -> None:
+    """Refuses layer dumps of steps and tokens that never come, before a training that would be for nothing."""
+    section, last = config.msprobe_config, config.megatron_training.train_iters - 1
+    stages = section.model_copy(update={"msprobe": True}).dump_stages
+    if stages and section.step_start > last:
+        problem = f"the last step is {last} (train_iters {last + 1}), no layers would be dumped"
+        raise ConfigError(source, f"{prefix}msprobe_config.step_start", problem)
+    tokens = config.generate_config.sampling_config.max_tokens
+    if section.actor_infer_dump and section.token_range_start >= tokens:
+        problem = f"at most {tokens} tokens are generated (sampling_config.max_tokens), none would be dumped"
+        raise ConfigError(source, f"{prefix}msprobe_config.token_range_start", problem)
 
 
 def _require_files(config: TrainingConfig, source: str, prefix: str) -> None:

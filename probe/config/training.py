@@ -153,19 +153,3 @@ class TrainingConfig(StrictModel):
         if self.megatron_training.save_interval is not None and self.megatron_training.save is None:
             raise ValueError("megatron_training.save_interval is set: name the checkpoints' folder in save")
         return self
-
-    @model_validator(mode="after")
-    def _ranges_are_reached(self) -> TrainingConfig:
-        section, last = self.msprobe_config, self.megatron_training.train_iters - 1
-        if section.dump_stages and section.step_start > last:
-            raise ValueError(
-                f"msprobe_config.step_start is {section.step_start}: the last step is {last} (train_iters"
-                f" {last + 1}), no layers would be dumped"
-            )
-        tokens = self.generate_config.sampling_config.max_tokens
-        if section.msprobe and section.actor_infer_dump and section.token_range_start >= tokens:
-            raise ValueError(
-                f"msprobe_config.token_range_start is {section.token_range_start}: at most {tokens} tokens are"
-                " generated (generate_config.sampling_config.max_tokens), none would be dumped"
-            )
-        return self

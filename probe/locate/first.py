@@ -41,7 +41,9 @@ class FirstKeyData:
             known = STAGE_OF_TAG.get(record.tag)
             if known is None or record.stage is None:
                 return record.stage or known
-            return record.stage if ROLES_OF_STAGE[record.stage][-1] == ROLES_OF_STAGE[known][-1] else known
+            updates = {record.stage, known} == {"actor_update", "critic_update"}  # both have losses and gradients
+            same_role = ROLES_OF_STAGE[record.stage][-1] == ROLES_OF_STAGE[known][-1]
+            return record.stage if same_role or updates else known
         return {"actor": "actor_update", "critic": "critic_update"}.get(record.path.split(".")[0])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 """The communication library of each kind of device."""
+_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")
+"""DDP's switch for copying buffers in every forward pass, by its new and its old name."""
 
 
 def local_rank() -> int:
@@ -110,7 +113,9 @@ class Sharing:
             others = [name for name, parameter in model.named_parameters() if id(parameter) not in own]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, others)  # noqa: SLF001  (its name)
             devices = None if ranks.device.type == "cpu" else [ranks.device]
-            self.trained = DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
+            known = signature(DistributedDataParallel).parameters
+            options: dict[str, Any] = {next(name for name in _BUFFERS if name in known): False}
+            self.trained = DistributedDataParallel(model, device_ids=devices, **options)
 
     def accumulating(self, last: bool) -> Any:
         """A context for one backward pass of several: DDP reduces the gradients in the last one only."""

@@ -124,7 +124,7 @@ PPO = "megatron_training: {stage: ray_ppo}\nrl_config: {adv_estimator: gae}\n"
         ),
         (
             "msprobe_config: {msprobe: true, actor_infer_dump: true, token_range_start: 4, token_range_end: 4}",
-            "at most 4 tokens are generated",
+            "at most 4 tokens are generated (sampling_config.max_tokens)",
         ),
         ("megatron_training: {load: nowhere}", "megatron_training.load: no such folder"),
     ],

@@ -178,7 +178,7 @@ trainer:
       config: {{hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, num_attention_heads: 1,
         num_key_value_heads: 1}}
     megatron_training: {{global_batch_size: 1, train_iters: 3}}
-    msprobe_config: {{reference_dump: true, step_start: 7, step_end: 7}}
+    msprobe_config: {{reference_dump: true, step_start: 1, step_end: 1}}
 determinism: {{num_threads: 1}}
 """
 
@@ -187,7 +187,7 @@ determinism: {{num_threads: 1}}
 def integrated(tmp_path):
     def run(device: str) -> Path:
         (tmp_path / "profile.yaml").write_text(INTEGRATED.format(device=device))
-        profile = load_profile(str(tmp_path / "profile.yaml"), ["check.steps=1"])
+        profile = load_profile(str(tmp_path / "profile.yaml"), ["check.steps=2"])
         folder = tmp_path / "a"
         folder.mkdir()
         launcher_for(profile).run(folder, run_spec(profile, "a", folder / "msprobe_dump"))
@@ -199,12 +199,12 @@ def integrated(tmp_path):
 def test_the_integrated_trainer_is_started_on_a_file_of_its_own(integrated):
     folder = integrated("cpu")
     dump = read_dump(folder / "msprobe_dump")
-    assert (dump.complete, dump.steps_finished) == (True, 1)
+    assert (dump.complete, dump.steps_finished) == (True, 2)
     assert {r.tag for r in dump.records[0]} >= {"prompts", "responses", "old_log_prob", "loss", "weights"}
     configuration = json.loads((folder / "msprobe_dump/configurations.json").read_text())
     assert configuration["trainer"]["config"]["megatron_training"]["global_batch_size"] == 1
     written = (folder / "trainer.yaml").read_text()
-    for line in ("msprobe: true", "key_data_dump: true", "reference_dump: true", "step_start: 7", "num_threads: 1"):
+    for line in ("msprobe: true", "key_data_dump: true", "reference_dump: true", "step_start: 1", "num_threads: 1"):
         assert line in written
     assert '"step": 0' in (folder / "trainer.log").read_text()
 

@@ -153,6 +153,24 @@ def test_recomputation_changes_no_bit(train):
     assert close(train(), train(actor_config=ActorConfig(recompute_granularity="full")))
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's
+@pytest.mark.parametrize("granularity", [None, "full"])
+def test_adapters_alone_are_trained(configure, dump_of, granularity):
+    pytest.importorskip("peft", reason="LoRA needs peft")
+    actor = ActorConfig(lora_r=2, lora_target_modules=["q_proj", "down_proj"], recompute_granularity=granularity)
+    records = [record for record in dump_of(configure(actor_config=actor)).records[0] if record.tag == "weights"]
+    steps = [{r.path: r.digest for r in records if r.step == step and r.path.startswith("actor.")} for step in (0, 1)]
+    changed = {path for path in steps[0] if steps[0][path] != steps[1][path]}
+    assert changed and all(".lora_" in path for path in changed)
+    assert any("q_proj" in path for path in changed) and any("down_proj" in path for path in changed)
+
+
+def test_a_wrong_target_of_adapters_is_said(configure):
+    pytest.importorskip("peft", reason="LoRA needs peft")
+    with pytest.raises(ConfigError, match=r"actor_config\.lora_target_modules"):
+        Trainer(configure(actor_config=ActorConfig(lora_r=2, lora_target_modules=["nope"])), Probe(), ALONE)
+
+
 class TestDynamicSampling:
     def collect(self, configure, rewards, **options):
         """What is collected when each prompt's responses get these rewards, batch after batch."""

@@ -15,7 +15,13 @@ import yaml
 from probe.store.reader import read_dump
 
 ROOT = Path(__file__).resolve().parents[3]
-SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"rl_config": {"n_samples_per_prompt": 2, "mini_batch_size": 2, "epochs": 2, "shuffle_mini_batch": True}},
     "ppo": {
