@@ -21,7 +21,7 @@ class Reruns:
     reproduced: bool
     """Whether ``c`` and ``d`` differ from each other, at the place where ``a`` and ``b`` first did or in the layers."""
     usable: bool
-    """Whether the layers of ``c`` and ``d`` speak of that place: false when the two differ before it already."""
+    """Whether the layers of ``c`` and ``d`` speak of that place: false when the two differ before its stage already."""
     sides_with: str | None
     """Where ``c`` and ``d`` agree: ``a`` or ``b``, whichever has the same first record."""
 
@@ -39,7 +39,11 @@ def judge_reruns(
         b: Run b.
         c: Run c.
     """
-    earlier = any(entry.order < first.entry.order for entry in pair.differing)
+    dumped = (first.entry.step, first.stage)  # what differs in that stage, the layers show from its start
+    earlier = any(
+        entry.order < first.entry.order and (entry.step, FirstKeyData(entry, ()).stage) != dumped
+        for entry in pair.differing
+    )
     reproduced = bool(layers.differences) or any(entry.order <= first.entry.order for entry in pair.differing)
     side = None if reproduced else _side(first, a, b, c)
     return Reruns(reproduced, usable=not earlier, sides_with=side)

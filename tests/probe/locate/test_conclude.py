@@ -116,6 +116,15 @@ def test_a_second_pair_that_differs_earlier_says_nothing_of_it(
     assert any("differ before" in note for note in found.notes)
 
 
+def test_a_second_pair_that_differs_earlier_in_the_dumped_stage_shows_it(
+    answer: Conclude, differing_layers: LayerComparison
+) -> None:
+    """An intermittent fault of one stage shows in the loss of one pair, in the gradient of the other."""
+    c, d = run(loss=3.0, grad_norm=3.0), run(loss=4.0, grad_norm=4.0)
+    found = answer(run(), run(grad_norm=2.0), c, d, differing_layers)
+    assert (found.cause.kind, found.cause.name, found.reproduced) == ("module_forward", "reference.b.fc1", True)
+
+
 @pytest.mark.parametrize("problems", [["a tensor could not be read"], []], ids=["damaged", "nothing compared"])
 def test_layers_that_could_not_be_compared_acquit_nobody(
     answer: Conclude, equal_layers: LayerComparison, problems: list[str]
