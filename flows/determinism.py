@@ -9,6 +9,7 @@ Source of the workflow: MindSpeed-RL, ``docs/features/msprobe.md``.
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -56,7 +57,9 @@ def determinism_check(profile: str, overrides: list[str] | None = None, out: str
     resolved = load_profile(profile, overrides)
     folder = check_folder(profile, out)
     (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
-    result = CheckResult("inconclusive")
+    result = CheckResult("inconclusive", notes=resolved.remarks)
+    for remark in resolved.remarks:
+        logging.getLogger("firstdiff").warning("%s", remark)
     with leading(resolved, folder):
         try:
             _check(resolved, folder, result)

@@ -187,6 +187,20 @@ class TrainerRunConfig(TrainingConfig):
     faults: list[Fault] = Field(default_factory=list)
     """Faults to plant."""
 
+    def as_profile(self, processes: int, hosts: int) -> Profile:
+        """The profile of which a check's run would be this training.
+
+        Args:
+            processes: Ranks on each host.
+            hosts: Hosts that train together.
+        """
+        config = TrainingConfig.model_construct(**{name: getattr(self, name) for name in TrainingConfig.model_fields})
+        ranks = processes if processes * hosts > 1 else None
+        trainer = IntegratedTrainer.model_construct(
+            kind="integrated", config=config, nproc_per_node=ranks, nnodes=hosts
+        )
+        return Profile.model_construct(trainer=trainer, determinism=self.determinism, faults=self.faults)
+
 
 class Profile(StrictModel):
     """One experiment."""
@@ -201,6 +215,13 @@ class Profile(StrictModel):
     """What the trainer is asked for."""
     faults: list[Fault] = Field(default_factory=list)
     """Planted faults, for the integrated trainer."""
+
+    @property
+    def remarks(self) -> list[str]:
+        """What to say before the training starts: settings that have less effect than they seem to."""
+        if self.trainer.kind != "integrated":
+            return []
+        return [f"trainer.config.{sentence}" for sentence in self.trainer.config.beyond_the_end]
 
     @model_validator(mode="after")
     def _a_check_sets_what_it_records(self) -> Profile:

@@ -32,9 +32,7 @@ def run_spec(
         stages = section.model_copy(update={"msprobe": True}).dump_stages
         first, last = section.step_start, section.step_end
         tokens = (section.token_range_start, section.token_range_end)
-        seed, sampling = profile.trainer.config.megatron_training.seed, profile.trainer.config.generate_config
-        drawn = sampling.sampling_config.seed
-        seeds = {"seed": seed, "sampling_seed": seed if drawn is None else drawn}
+        seeds = profile.trainer.config.seeds
     if target is not None:
         stages = tuple(stage for stage in SWITCH_OF_STAGE if stage in {*stages, *target.stages})
         first = last = target.step
