@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from probe.compare.experiment import Counting, follows
+from probe.compare.experiment import TORCH_SEED, Counting, follows
 from probe.keys import CONFIGURATIONS, ENVIRONMENT, KeyPath, close_keys, is_below, parse_key, sections, show_key
 from probe.store import layout
 from probe.store.scan import shown
@@ -80,10 +80,12 @@ class ConfigurationComparison:
         """Why these are two experiments, naming the keys; None where they are one, as far as is known."""
         if not self.unmeant:
             return None
-        listed = _listed([found for found in self.different if not found.meant], self.unmeant)
+        unmeant = [found for found in self.different if not found.meant]
+        unseeded = any(found.key == TORCH_SEED for found in unmeant)
         return (
-            f"the two runs were not the same experiment: {listed}; where that is meant, name the keys in"
-            " check.allow_different or with --allow-different"
+            f"the two runs were not the same experiment: {_listed(unmeant, self.unmeant)};"
+            + (" a trainer that never seeds torch has another seed in every run;" if unseeded else "")
+            + " where that is meant, name the keys in check.allow_different or with --allow-different"
         )
 
 

@@ -168,6 +168,13 @@ def test_every_key_that_does_not_count_says_why_and_exists() -> None:
         assert is_of_environment(parse_key(effect)), effect
 
 
+def test_a_seed_that_nobody_set_is_said(compared: Compared) -> None:
+    seeded = compared(environment=_with(ENVIRONMENT_FILE, determinism__in_effect__torch_seed=77))
+    assert seeded.error is not None and "never seeds torch" in seeded.error
+    other = compared(environment=_with(ENVIRONMENT_FILE, versions__torch="0.1"))
+    assert other.error is not None and "seeds torch" not in other.error
+
+
 @pytest.mark.parametrize("other", [True, 1.0, "1", None, [1], {"1": 1}, -1])
 def test_types_are_told_apart(compared: Compared, other: Any) -> None:
     result = compared(_with(PROFILE, trainer__config__megatron_training__seed=other))
