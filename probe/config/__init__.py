@@ -21,6 +21,7 @@ from probe.config.profile import (
     Record,
     TrainerRunConfig,
 )
+from probe.config.request import Request, override_lines, parse_request, profile_names, resolve
 from probe.config.training import GenerateConfig, MegatronTraining, ModelConfig, SamplingConfig, TrainingConfig
 from probe.config.variant import profile_of
 
@@ -41,6 +42,7 @@ __all__ = [
     "Profile",
     "RLConfig",
     "Record",
+    "Request",
     "SamplingConfig",
     "TrainerRunConfig",
     "TrainingConfig",
@@ -48,7 +50,11 @@ __all__ = [
     "find_profile",
     "load_profile",
     "load_trainer_config",
+    "override_lines",
+    "parse_request",
+    "profile_names",
     "profile_of",
     "profile_schema",
+    "resolve",
     "to_yaml",
 ]
