@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -95,14 +96,17 @@ def running_checks(parent: Path) -> list[Path]:
 
 
 def abandoned_checks(parent: Path) -> list[Path]:
-    """The folders in this one whose check says that it runs, though its process is gone."""
-    return [folder for folder in _marked_checks(parent) if not _owner_lives(folder)]
+    """This user's folders in this one whose check says that it runs, though its process is gone."""
+    return [folder for folder in _marked_checks(parent) if _is_own(folder) and not _owner_lives(folder)]
 
 
-def forget(folder: Path) -> None:
-    """Takes the marker of an abandoned check away."""
+@contextmanager
+def taken_from_the_dead(folder: Path) -> Iterator[bool]:
+    """Whether a folder's check is abandoned, while nobody else may enter it; then its marker is taken away."""
     with alone(folder):
-        if not _owner_lives(folder):
+        dead = _has_marker(folder) and not _owner_lives(folder)
+        yield dead
+        if dead:
             (folder / MARKER).unlink(missing_ok=True)
 
 
@@ -187,6 +191,14 @@ def _marked_checks(parent: Path) -> list[Path]:
 
 def _has_marker(folder: Path) -> bool:
     return os.path.lexists(folder / MARKER)
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def _owner_lives(folder: Path) -> bool:
