@@ -20,6 +20,7 @@ from probe.types import STACK_SIGNAL
 TOGETHER_SECONDS = 10.0
 """Time after which the stacks of those that are left are asked for at once."""
 _QUIET_SECONDS = 0.3
+_GAP_SECONDS = 0.02
 _LONGEST_SECONDS = 2.0
 _PY_SPY_SECONDS = 10.0
 _AGENT = "probe.launch.agent"
@@ -55,7 +56,9 @@ def dump_stacks(root: int, say: Callable[[str], object], read: Callable[[float],
     for pid in deaf:
         say(f"firstdiff: ending, for its stacks, {_name(pid)}")
         _leave_no_core(pid)
-    send(deaf, signal.SIGABRT)  # all at once: torchrun ends the others when it sees that one has ended
+    for pid in reversed(deaf):  # quickly, children first: whoever sees that one has ended may end the others
+        send([pid], signal.SIGABRT)
+        time.sleep(_GAP_SECONDS)
     _read_until_quiet(read)
 
 
@@ -109,7 +112,7 @@ def _name(pid: int) -> str:
 
 
 def _command(pid: int) -> str:
-    return " ".join(_text(pid, "cmdline").split("\0")).strip()
+    return " ".join(_text(pid, "cmdline").replace("\0", " ").split())
 
 
 def _text(pid: int, name: str) -> str:
