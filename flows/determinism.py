@@ -59,8 +59,8 @@ def determinism_check(profile: str, overrides: list[str] | None = None, out: str
     result = CheckResult("inconclusive")
     with (
         open_check(profile, out, flow_run.id) as folder,
-        devices_reserved(resolved),
         leading(resolved, folder),
+        devices_reserved(resolved),
     ):
         (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
         try:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from probe.config import IntegratedTrainer, Profile
 from probe.errors import InconclusiveError
+from probe.launch.torchrun import hosts_are_one_machine
 
 VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
 """What says which devices of a kind a process sees."""
@@ -73,6 +74,8 @@ def devices_of(profile: Profile, devices: Path = Path("/dev")) -> list[Devices]:
         devices: Where the machine's devices are listed.
     """
     trainer = profile.trainer
+    if trainer.node_rank and hosts_are_one_machine(trainer):
+        return []  # host 0 of the same check has them
     wanted = trainer.config.device if isinstance(trainer, IntegratedTrainer) else "auto"
     own = {} if isinstance(trainer, IntegratedTrainer) else trainer.env
     found = []
