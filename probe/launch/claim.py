@@ -4,18 +4,21 @@
 
     <check>/
       check.json    which flow run the folder is of; stays
-      check.pid     which process runs the check; there while it does, touched once a minute
+      check.pid     which process runs the check; there while it does, touched again and again
 
-Process ids come again after a reboot: ``check.pid`` has the boot and the process's start time too.
+Process ids come again after a reboot: ``check.pid`` has the boot and the process's start time too. Whether a process
+of another host or container lives can only be seen by that it touches the file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import socket
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -31,10 +34,12 @@ from probe.store.writer import write_json
 
 RECORD = "check.json"
 MARKER = "check.pid"
-TOUCH_SECONDS = 60.0
-SILENT_SECONDS = 900.0
-"""Age of a marker from another host after which its check is gone: clocks may differ by some minutes."""
+TOUCH_SECONDS = 15.0
+SILENT_SECONDS = 120.0
+"""Age of a marker from another host after which its check is gone: shared file systems may show a change late."""
+_POLL_SECONDS = 0.5
 _LONGEST_MARKER = 1 << 16
+_log = logging.getLogger("firstdiff")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,8 @@ def claimed(folder: Path, flow_run: str | None) -> Iterator[bool]:
         UsageError: It is another check's, or one runs in it.
         OSError: It cannot be written to.
     """
+    if is_of(folder, flow_run):
+        _wait_for_silence(folder)
     with alone(folder):
         goes_on = _may_enter(folder, flow_run)
         write_json(folder / MARKER, asdict(Owner.of_this_process()))
@@ -161,6 +168,20 @@ def alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _wait_for_silence(folder: Path) -> None:
+    """Waits until an earlier attempt of another host or container shows that it runs or, by silence, that it does not.
+
+    It may have been killed just now, and this flow run started anew in its place.
+    """
+    deadline = time.monotonic() + SILENT_SECONDS
+    first = _touched(folder)
+    if first is None or (owner := _owner(folder)) is None or owner.lives() is not None:
+        return
+    _log.info("waiting for a sign of %s, which worked on this check", _who(folder))
+    while _owner_lives(folder) and _touched(folder) == first and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
 
 
 def _may_enter(folder: Path, flow_run: str | None) -> bool:
@@ -206,10 +227,26 @@ def _owner_lives(folder: Path) -> bool:
     lives = None if owner is None else owner.lives()
     if lives is not None:
         return lives
+    touched = _touched(folder)
+    return touched is not None and _now(folder) - touched < SILENT_SECONDS
+
+
+def _touched(folder: Path) -> float | None:
     try:
-        return time.time() - (folder / MARKER).lstat().st_mtime < SILENT_SECONDS
+        return (folder / MARKER).lstat().st_mtime
     except OSError:
-        return False
+        return None
+
+
+def _now(folder: Path) -> float:
+    """The time by the clock of a folder's file system, which may be another machine's."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"1")
+            file.flush()
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
 
 
 def _owner(folder: Path) -> Owner | None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from probe.checks import ENDED, conclude_abandoned, open_check
 from probe.errors import DumpError, UsageError
-from probe.launch import check_folder, is_running, running_checks
+from probe.launch import check_folder, claim, is_running, running_checks
 from probe.launch.claim import MARKER, SILENT_SECONDS, Owner
 
 
@@ -171,6 +172,23 @@ def test_a_check_elsewhere_runs_as_long_as_its_marker_is_touched(killed, content
     os.utime(killed / MARKER, (old, old))
     assert not is_running(killed)
     assert conclude_abandoned(killed.parent) == [killed]
+
+
+def test_a_flow_run_that_is_tried_again_elsewhere_waits_until_its_first_process_is_silent(killed, monkeypatch):
+    rewrite(killed, host="elsewhere", boot="other")
+    monkeypatch.setattr(claim, "SILENT_SECONDS", 1.0)
+    os.utime(killed / MARKER)
+    start = time.monotonic()
+    with open_check("demo", None, "killed") as folder:
+        assert folder == killed
+    assert 0.9 < time.monotonic() - start < 10
+
+
+def test_a_process_elsewhere_that_shows_a_sign_keeps_its_check(killed, monkeypatch):
+    rewrite(killed, host="elsewhere", boot="other")
+    threading.Timer(0.3, os.utime, [killed / MARKER]).start()
+    with pytest.raises(UsageError, match="on elsewhere runs"), open_check("demo", None, "killed"):
+        pass
 
 
 def test_strange_things_in_the_folder_of_checks_are_left_alone(killed, tmp_path):
