@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from prefect import flow
+from prefect.runtime import flow_run
 from prefect.utilities.annotations import quote
 
+from probe.checks import open_check
 from probe.config import Profile, load_profile, to_yaml
 from probe.errors import DumpError, InconclusiveError, TrainerError
-from probe.launch import check_folder, dump_folder, launcher_for, leading
+from probe.launch import devices_reserved, dump_folder, launcher_for, leading
 from probe.locate import Conclusion, SecondPair, target_of
 from probe.report import CheckResult, Tables, reservations
 from probe.store.reader import Dump, read_dump
@@ -54,10 +56,13 @@ def determinism_check(profile: str, overrides: list[str] | None = None, out: str
     """
     start = time.monotonic()
     resolved = load_profile(profile, overrides)
-    folder = check_folder(profile, out)
-    (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
     result = CheckResult("inconclusive")
-    with leading(resolved, folder):
+    with (
+        open_check(profile, out, flow_run.id) as folder,
+        leading(resolved, folder),
+        devices_reserved(resolved),
+    ):
+        (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
         try:
             _check(resolved, folder, result)
         except InconclusiveError as error:

@@ -6,7 +6,8 @@
     ├── UsageError            exit 64: the user asked for something that cannot be done
     │   └── ConfigError       exit 64: a profile, a trainer configuration or a ``--set``; names the file and the key
     ├── InconclusiveError     exit 2: no verdict can be given
-    │   ├── TrainerError      the trainer failed, hung or never ran; carries the end of its log
+    │   ├── TrainerError      the trainer failed or never ran; carries the end of its log
+    │   │   └── HangError     it ran too long, or made no progress
     │   └── DumpError         a dump folder cannot be read or written
     │       └── RecordError   a value cannot be recorded (raised by ``probe.save``)
     └── InternalError         exit 70: a defect of ours
@@ -20,6 +21,7 @@ __all__ = [
     "ConfigError",
     "DumpError",
     "FirstdiffError",
+    "HangError",
     "InconclusiveError",
     "InternalError",
     "RecordError",
@@ -77,6 +79,10 @@ class TrainerError(InconclusiveError):
         self.exit_code_of_child = exit_code_of_child
         self.log_tail = log_tail
         super().__init__(message)
+
+
+class HangError(TrainerError):
+    """A trainer ran longer than it may, or made no progress; its log ends with the stacks of its processes."""
 
 
 class DumpError(InconclusiveError):

@@ -28,6 +28,7 @@ BELOW = {
     "launch": {"config", "store", "types", "errors"},
     "trainer": {"collect", "config", "types", "errors"},
     "comparison": {"report", "locate", "compare", "store", "types", "errors"},
+    "checks": {"launch", "report"},
     "doctor": {"collect"},
     "bench": {"collect", "trainer", "launch", "compare", "config", "store", "types", "errors"},
 }

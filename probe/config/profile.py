@@ -18,9 +18,10 @@ class Launch(StrictModel):
     """How a trainer is run."""
 
     time_limit: float | None = Field(default=None, gt=0)
-    """Longest time for one run, in seconds; null sets no limit."""
-    stall_seconds: float | None = Field(default=None, gt=0)
-    """Longest time without a new record or a line of output, in seconds; null sets no limit."""
+    """Longest time for one run, in seconds: more is a hang. null sets no limit."""
+    stall_seconds: float | None = Field(default=3600.0, gt=0)
+    """Longest time without a new record, dumped layer, finished step or output, in seconds: more is a hang. null sets
+    no limit."""
     nproc_per_node: int | None = Field(default=None, ge=1)
     """Processes that torchrun starts on each host; null starts the trainer alone, without torchrun."""
     nnodes: int = Field(default=1, ge=1)
