@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
-PACKAGES = ("probe", "probe.collect", "probe.compare", "probe.config", "probe.launch", "probe.locate", "probe.report")
+PACKAGES = (
+    *("probe", "probe.collect", "probe.compare", "probe.config", "probe.disk", "probe.history", "probe.launch"),
+    *("probe.locate", "probe.report"),
+)
 
 BELOW = {
     "types": set(),
@@ -26,6 +29,8 @@ BELOW = {
     "report": {"locate", "compare", "store", "types", "errors"},
     "collect": {"store", "types", "errors"},
     "launch": {"config", "store", "types", "errors"},
+    "history": {"compare", "config", "store", "types", "errors", "keys"},
+    "disk": {"history", "launch", "config", "store", "types", "errors"},
     "trainer": {"collect", "config", "types", "errors"},
     "comparison": {"report", "locate", "compare", "store", "types", "errors"},
     "doctor": {"collect"},

@@ -6,7 +6,7 @@ The only package that imports pydantic and yaml.
 from __future__ import annotations
 
 from probe.config.algorithm import RLConfig
-from probe.config.loading import find_profile, load_profile, load_trainer_config, profile_schema, to_yaml
+from probe.config.loading import find_profile, load_profile, load_trainer_config, profile_schema, read_yaml, to_yaml
 from probe.config.msprobe import MsprobeConfig
 from probe.config.optimizer import ActorConfig, CriticConfig, UpdateConfig
 from probe.config.profile import (
@@ -50,5 +50,6 @@ __all__ = [
     "load_trainer_config",
     "profile_of",
     "profile_schema",
+    "read_yaml",
     "to_yaml",
 ]

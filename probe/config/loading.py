@@ -168,6 +168,15 @@ def profile_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The content of a YAML file, a mapping, as it stands there.
+
+    Raises:
+        ConfigError: It cannot be read, or holds something else.
+    """
+    return _read_mapping(path)
+
+
 def _read_mapping(path: Path, key: str = "") -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
