@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from probe.launch.claim import abandoned_checks, claimed, forget, is_of, is_running, running_checks
 from probe.launch.follow import follow
 from probe.launch.hosts import leading
 from probe.launch.launcher import CommandLauncher, IntegratedLauncher, Launcher, launcher_for
@@ -12,11 +13,17 @@ __all__ = [
     "CommandLauncher",
     "IntegratedLauncher",
     "Launcher",
+    "abandoned_checks",
     "check_folder",
+    "claimed",
     "dump_folder",
     "follow",
+    "forget",
+    "is_of",
+    "is_running",
     "launcher_for",
     "leading",
     "run_process",
     "run_spec",
+    "running_checks",
 ]
