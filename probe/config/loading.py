@@ -165,6 +165,8 @@ def profile_schema() -> dict[str, Any]:
     config = schema["$defs"]["IntegratedTrainer"]["properties"]["config"]
     reference = config.pop("$ref")
     config["anyOf"] = [{"$ref": reference}, {"type": "string"}]
+    keep = schema["$defs"]["Check"]["properties"]["keep"]
+    keep["anyOf"] = [{"$ref": keep.pop("$ref")}, {"const": "all"}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

@@ -171,6 +171,15 @@ def read_check(folder: Path) -> PastCheck:
     )
 
 
+def read_unfinished(folder: Path) -> PastCheck | None:
+    """A check that never came to a verdict, which is then empty; None where the folder does not say that it is one."""
+    begun = _begun(folder)
+    id_, name = _text(begun.get("id")), _text(begun.get("profile"))
+    if id_ is None or name is None or begun.get("started") is None:
+        return None
+    return PastCheck(id_, _time(begun, folder), name, folder.absolute(), "")
+
+
 def _digests(experiment: dict[str, Any]) -> dict[str, str | None]:
     """Digest of each part of an experiment, over what makes it the same as another."""
     values: dict[str, list[Any]] = {CONFIGURATIONS: [], ENVIRONMENT: []}
@@ -194,7 +203,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _begun(folder: Path) -> dict[str, Any]:
-    """The content of ``check.json``; nothing for a check that another version made."""
+    """The content of ``origin.json``; nothing for a check that another version made."""
     try:
         return _read_json(folder / start.FILE)
     except HistoryError:
@@ -220,7 +229,8 @@ def _time(begun: dict[str, Any], folder: Path) -> datetime:
             return datetime.strptime(match["time"], "%Y%m%d-%H%M%S").astimezone(timezone.utc)
         except (ValueError, OverflowError):
             pass
-    return datetime.fromtimestamp(int((folder / VERDICT).stat().st_mtime), timezone.utc)
+    dated = folder / VERDICT if (folder / VERDICT).is_file() else folder
+    return datetime.fromtimestamp(int(dated.stat().st_mtime), timezone.utc)
 
 
 def _name(folder: Path) -> str:

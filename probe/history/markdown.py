@@ -37,7 +37,7 @@ def summary_markdown(told: Sequence[Story]) -> str:
     return "\n".join(lines)
 
 
-OVERVIEW = ("Profile", "Latest check", "Verdict", "Since", "Cause", "Checks")
+OVERVIEW = ("Profile", "Latest check (UTC)", "Verdict", "Divergent since", "Cause", "Checks")
 """Columns of ``overview``."""
 
 
@@ -46,9 +46,9 @@ def overview(told: Sequence[Story]) -> list[list[str]]:
     return [
         [
             story.name,
-            when(story.latest.time),
+            _moment(story.latest.time),
             story.latest.verdict,
-            when(story.divergent[0].time) if story.divergent else "",
+            _moment(story.divergent[0].time) if story.divergent else "",
             cause_of(story.divergent[-1]) if story.divergent else "",
             str(len(story.checks)),
         ]
@@ -79,7 +79,7 @@ def _divergent(story: Story) -> list[str]:
     count = len(story.divergent)
     said = [
         f"New: divergent for the first time, {when(first.time)}."
-        if story.is_new and last is not None and story.same_cause is None
+        if story.is_new and story.same_cause is None
         else f"Divergent since {when(first.time)} ({count} check{'s' * (count > 1)})."
     ]
     said.append(f"First difference: {place_of(latest)}; cause: {cause_of(latest)}.")
@@ -142,7 +142,11 @@ def cause_of(check: PastCheck) -> str:
 
 def when(time: datetime) -> str:
     """A time as people read it."""
-    return f"{time:%Y-%m-%d %H:%M} UTC"
+    return f"{_moment(time)} UTC"
+
+
+def _moment(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M}"
 
 
 def value(said: object) -> str:

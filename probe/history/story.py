@@ -90,8 +90,8 @@ class Story:
 
     @property
     def is_new(self) -> bool:
-        """Whether it is divergent since its newest verdict only, and never was before under the same conditions."""
-        return len(self.divergent) == 1 and not self.flaky
+        """Whether its newest verdict is the first that is divergent after one that was not."""
+        return len(self.divergent) == 1 and self.last_identical is not None and not self.flaky
 
     @property
     def unexplained(self) -> bool:
