@@ -70,6 +70,7 @@ def check(
 
     def work() -> Outcome:
         from probe.config import load_profile
+        from probe.disk import require_room
         from probe.launch import check_folder, follow
 
         resolved = load_profile(profile, override)  # what is wrong is said before Prefect starts
@@ -78,6 +79,7 @@ def check(
             return _answer(follow(resolved, shared), shared)
         if resolved.trainer.nnodes > 1:
             _shared_folder(out)
+        require_room(out or Path("checks/new"), profile, resolved, override or (), force)
         folder = check_folder(profile, str(out) if out else None)
         settings.prepare(verbose)
         from flows.determinism import determinism_check

@@ -71,6 +71,7 @@ def require_room(folder: Path, name: str, profile: Profile, overrides: Sequence[
     Raises:
         UsageError: It will probably not fit.
     """
+    folder = folder.absolute()
     need = estimate(folder, name, profile, overrides)
     free = _free(folder)
     if free is None:
@@ -81,9 +82,7 @@ def require_room(folder: Path, name: str, profile: Profile, overrides: Sequence[
         return
     if need.bytes <= free:
         return
-    sentence = (
-        f"{folder}: the check will take about {show_size(need.bytes)} ({need.reason}), and {show_size(free)} are free"
-    )
+    sentence = f"{folder.parent}: the check will take about {show_size(need.bytes)} ({need.reason}), and {show_size(free)} are free"
     if not force:
         raise UsageError(f"{sentence}; make room (firstdiff prune), name another folder with --out, or use --force")
     log.warning("%s", sentence)

@@ -144,12 +144,15 @@ class History:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
-        engine: Engine = create_engine(
-            f"sqlite:///{self.file}",
-            poolclass=NullPool,
-            isolation_level="AUTOCOMMIT",  # transactions are begun here, as ones that write
-            connect_args={"timeout": BUSY_SECONDS},
-        )
+        try:
+            engine: Engine = create_engine(
+                f"sqlite:///{self.file}",
+                poolclass=NullPool,
+                isolation_level="AUTOCOMMIT",  # transactions are begun here, as ones that write
+                connect_args={"timeout": BUSY_SECONDS},
+            )
+        except ImportError as error:
+            raise HistoryError(f"{self.file}: this Python has no sqlite3; there is no history without it") from error
         try:
             with engine.connect() as connection:
                 yield connection

@@ -30,7 +30,7 @@ from probe.errors import DumpError
 from probe.store import layout
 from probe.store.digest import hasher
 from probe.store.scan import shown, walk
-from probe.store.unpacking import NAME, Limits, plain_members
+from probe.store.unpacking import NAME, PER_FILE, Limits, plain_members
 from probe.store.writer import write_atomic
 from probe.types import STAGES
 
@@ -40,8 +40,6 @@ CHUNK = 1 << 20
 REDUCED = "reduced.json"
 """Says in a dump that its values were removed, and which."""
 _PARTIAL = f".{NAME}.partial"
-_HEADERS = 4096
-"""More than the headers of one file take."""
 _STAYS = (layout.ENVIRONMENT, layout.CONFIGURATIONS)
 
 
@@ -67,7 +65,7 @@ class Packed:
 
 def is_packed(dump: Path) -> bool:
     """Whether a dump folder holds a packed dump."""
-    return (dump / NAME).is_file() or (dump / NAME).is_symlink()
+    return os.path.lexists(dump / NAME)
 
 
 def pack(dump: Path, source: Path | None = None) -> Packed | None:
@@ -95,7 +93,7 @@ def pack(dump: Path, source: Path | None = None) -> Packed | None:
         before = sum((source / file).stat().st_size for file in files)
         taken = _write(source, files, partial)
         size = partial.stat().st_size
-        if not files or not Limits.allow(size, before + _HEADERS * len(files)):
+        if not files or not Limits.allow(size, before + 2 * PER_FILE * len(files)):
             partial.unlink()
             return None
         if _digest_of(partial) != taken:

@@ -22,6 +22,8 @@ MOST_TIMES = 1000
 """A packed dump unpacks to at most so many times its size, and ``ALWAYS`` bytes. Real ones stay below 100; one that
 would not is never packed."""
 ALWAYS = 64 << 20
+PER_FILE = 4096
+"""Bytes that a file takes beside its content, so that many empty ones are no way around the limits."""
 RESERVE = 64 << 20
 """Bytes that stay free on the disk."""
 _WINDOW = 1 << 27
@@ -29,7 +31,10 @@ _WINDOW = 1 << 27
 _PIECE = 1 << 10
 """Bytes that are decompressed together: zstd makes at most 32 MiB of them."""
 _LARGEST_HEADER = 1 << 20
-_BLOCK = 1 << 16
+_BLOCK = 1 << 18
+"""Bytes that tarfile reads together."""
+_END = 1024
+"""Zeros that end an archive."""
 _DEEPEST = 64
 _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
@@ -89,18 +94,18 @@ def plain_members(path: Path, limits: Limits) -> Iterator[tuple[str, int, Iterat
     with layout.open_plain(path) as raw:
         stream = _Decompressed(raw, path, limits)
         try:
-            with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|", errorlevel=2) as archive:
-                while True:
-                    stream.allow(_LARGEST_HEADER)
-                    member = archive.next()
-                    if member is None:
-                        break
+            with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|", errorlevel=2, bufsize=_BLOCK) as archive:
+                count = 0
+                while (member := archive.next()) is not None:
                     _require_plain(member, path)
+                    count += 1
                     stream.allow(member.size + _LARGEST_HEADER)
-                    limits.check(path, stream.total + member.size)
+                    limits.check(path, stream.total + member.size + PER_FILE * count)
                     yield member.name, member.size, _content(archive, member, path)
                     archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
-            stream.require_end()
+                    stream.allow(_LARGEST_HEADER)
+                end = archive.offset
+            stream.require_end(end)
         except (tarfile.TarError, zstandard.ZstdError, ValueError, OverflowError, RecursionError, EOFError) as error:
             raise DumpError(f"{shown(path)}: is damaged ({' '.join(str(error).split())[:200]})") from error
 
@@ -147,6 +152,7 @@ class _Decompressed:
         self._waiting = b""
         self._offset = 0
         self._allowed = _LARGEST_HEADER
+        self._latest = (b"", b"")
         self.total = 0
         """Bytes that have been read."""
 
@@ -164,18 +170,28 @@ class _Decompressed:
             pieces.append(piece)
         found = b"".join(pieces)
         self.total += len(found)
+        self._latest = (self._latest[1], found)
         self._allowed -= len(found)
         self._limits.check(self._path, self.total)
         if self._allowed < 0:
             raise DumpError(f"{shown(self._path)}: is damaged (a header of it is longer than any)")
         return found
 
-    def require_end(self) -> None:
-        """Sees to it that the file was whole: its checksum is right, and nothing comes after it."""
+    def require_end(self, end: int) -> None:
+        """Sees to it that the file was whole: its checksum is right, it has its end, and nothing comes after that.
+
+        Args:
+            end: Where tarfile found no further file. It takes damage for the end.
+        """
+        known = b"".join(self._latest)
+        rest = known[len(known) - (self.total - end) :] if 0 <= self.total - end <= len(known) else b"?"
         self.allow(_LARGEST_HEADER)
-        while rest := self.read(_BLOCK):
-            if rest.strip(b"\0"):
-                raise DumpError(f"{shown(self._path)}: is damaged (something comes after its end)")
+        while piece := self.read(_BLOCK):
+            rest += piece
+        if len(rest) < _END:
+            raise DumpError(f"{shown(self._path)}: is cut off")
+        if rest.strip(b"\0"):
+            raise DumpError(f"{shown(self._path)}: is damaged (something comes after its end)")
         if not self._frame.eof:
             raise DumpError(f"{shown(self._path)}: is cut off")
         if self._frame.unused_data or self._raw.read(1):
