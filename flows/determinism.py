@@ -59,8 +59,9 @@ def determinism_check(
     """
     start = time.monotonic()
     resolved = load_profile(profile, overrides)
+    if not force:
+        require_room(Path(out or "checks/new"), profile, resolved, overrides or ())
     folder = check_folder(profile, out)
-    require_room(folder, profile, resolved, overrides or (), force)
     begin(folder, profile, resolved, overrides or ())
     (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
     result = CheckResult("inconclusive")
