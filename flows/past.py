@@ -24,7 +24,7 @@ def show_history(profile: str | None, checks: Path, anew: bool) -> tuple[dict[st
     """Shows the history of a folder of checks on stderr.
 
     Args:
-        profile: A profile's name; None for all.
+        profile: A profile's name or path; None for all.
         checks: The folder.
         anew: Whether the index is made again from the checks' folders.
 
@@ -39,6 +39,7 @@ def show_history(profile: str | None, checks: Path, anew: bool) -> tuple[dict[st
     known = rebuild(checks) if anew else past_checks(checks)
     told = stories(known)
     if profile is not None:
+        profile = Path(profile).stem if profile.endswith((".yaml", ".yml")) else profile
         own = [story for story in told if story.profile == profile]
         if not own:
             names = ", ".join(sorted({story.profile for story in told})) or "none at all"

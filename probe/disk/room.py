@@ -39,7 +39,7 @@ _PARAMETERS = 16
 _HIDDEN, _INTERMEDIATE = 24, 6
 """Inputs and outputs of a layer's modules, in vectors of each length."""
 _BYTES = 4
-_SAFETY = 4
+_SAFETY = 2
 """Times the estimate: micro-batches that are not full, padding, small files."""
 
 
@@ -82,7 +82,8 @@ def require_room(folder: Path, name: str, profile: Profile, overrides: Sequence[
         return
     if need.bytes <= free:
         return
-    sentence = f"{folder.parent}: the check will take about {show_size(need.bytes)} ({need.reason}), and {show_size(free)} are free"
+    taken = f"the check will take about {show_size(need.bytes)} ({need.reason})"
+    sentence = f"{folder.parent}: {taken}, and {show_size(free)} are free"
     if not force:
         raise UsageError(f"{sentence}; make room (firstdiff prune), name another folder with --out, or use --force")
     log.warning("%s", sentence)
@@ -155,7 +156,8 @@ def _free(folder: Path) -> int | None:
     """Free bytes on the disk of a folder that need not exist; None where nobody tells."""
     for place in (folder, *folder.parents):
         try:
-            return shutil.disk_usage(place).free
+            usage = shutil.disk_usage(place)
+            return usage.free if usage.total else None  # no disk at all, as /proc
         except FileNotFoundError:
             continue
         except OSError:

@@ -36,7 +36,9 @@ def settle(folder: Path, profile: Profile) -> None:
     """
     with _warning(f"{folder}: its size is not noted"):
         note_size(folder, folder_size(folder))
-    check = record(folder)
+    check: PastCheck | None = None
+    with _warning("the check is not in the history"):
+        check = record(folder)
     if check is not None and check.is_same and profile.check.keep.identical == "digests":
         keep_digests(folder)
     elif profile.check.compress:
@@ -134,7 +136,7 @@ def _dumps(folder: Path) -> list[Path]:
 
 
 class _warning:  # noqa: N801  (reads as the statement that it is)
-    """Turns what fails into a warning."""
+    """Turns whatever fails into a warning: a verdict is never lost for what comes after it."""
 
     def __init__(self, consequence: str) -> None:
         self._consequence = consequence
@@ -143,7 +145,8 @@ class _warning:  # noqa: N801  (reads as the statement that it is)
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, (FirstdiffError, OSError)):
+        if not isinstance(error, Exception):
             return False
-        log.warning("%s: %s", self._consequence, error)
+        known = isinstance(error, (FirstdiffError, OSError))
+        log.warning("%s: %s%s", self._consequence, "" if known else f"{type(error).__name__}: ", error)
         return True
