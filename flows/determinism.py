@@ -19,7 +19,9 @@ from prefect.utilities.annotations import quote
 
 from probe.checks import open_check
 from probe.config import Profile, load_profile, to_yaml
+from probe.disk import require_room, settle
 from probe.errors import DumpError, InconclusiveError, TrainerError
+from probe.history import begin
 from probe.launch import devices_reserved, dump_folder, launcher_for, leading
 from probe.locate import Conclusion, SecondPair, target_of
 from probe.report import CheckResult, Tables, reservations
@@ -40,13 +42,16 @@ Value = TypeVar("Value")
 
 
 @flow(name="determinism-check", validate_parameters=False, persist_result=False, log_prints=False)
-def determinism_check(profile: str, overrides: list[str] | None = None, out: str | None = None) -> dict[str, Any]:
+def determinism_check(
+    profile: str, overrides: list[str] | None = None, out: str | None = None, force: bool = False
+) -> dict[str, Any]:
     """Trains twice, compares, and where the runs differ trains twice more to name the first differing module.
 
     Args:
         profile: Name or path of the profile.
         overrides: ``dotted.key=value`` entries over the profile.
         out: The check's folder; None makes a new one in ``checks``.
+        force: Whether to start though the disk has too little room.
 
     Returns:
         The content of ``verdict.json``, and the check's folder as ``folder``.
@@ -56,12 +61,15 @@ def determinism_check(profile: str, overrides: list[str] | None = None, out: str
     """
     start = time.monotonic()
     resolved = load_profile(profile, overrides)
+    if not force:
+        require_room(Path(out or "checks/new"), profile, resolved, overrides or ())
     result = CheckResult("inconclusive")
     with (
         open_check(profile, out, flow_run.id) as folder,
         leading(resolved, folder),
         devices_reserved(resolved),
     ):
+        begin(folder, profile, resolved, overrides or ())
         (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
         try:
             _check(resolved, folder, result)
@@ -71,6 +79,7 @@ def determinism_check(profile: str, overrides: list[str] | None = None, out: str
             result.log_tail = error.log_tail
         result.seconds = time.monotonic() - start
         document = write_results(_whole(result), folder)
+    settle(folder, resolved)
     return {**document, "folder": str(folder)}
 
 

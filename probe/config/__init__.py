@@ -6,7 +6,7 @@ The only package that imports pydantic and yaml.
 from __future__ import annotations
 
 from probe.config.algorithm import RLConfig
-from probe.config.loading import find_profile, load_profile, load_trainer_config, profile_schema, to_yaml
+from probe.config.loading import find_profile, load_profile, load_trainer_config, profile_schema, read_yaml, to_yaml
 from probe.config.msprobe import MsprobeConfig
 from probe.config.optimizer import ActorConfig, CriticConfig, UpdateConfig
 from probe.config.profile import (
@@ -15,6 +15,7 @@ from probe.config.profile import (
     Determinism,
     Fault,
     IntegratedTrainer,
+    Keep,
     Launch,
     Layers,
     Profile,
@@ -34,6 +35,7 @@ __all__ = [
     "Fault",
     "GenerateConfig",
     "IntegratedTrainer",
+    "Keep",
     "Launch",
     "Layers",
     "MegatronTraining",
@@ -55,6 +57,7 @@ __all__ = [
     "profile_names",
     "profile_of",
     "profile_schema",
+    "read_yaml",
     "resolve",
     "to_yaml",
 ]

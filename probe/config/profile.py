@@ -79,8 +79,28 @@ class CommandTrainer(Launch):
         return self
 
 
+class Keep(StrictModel):
+    """What is kept of a check after its verdict. ``keep: all`` keeps everything."""
+
+    divergent: int | None = Field(default=None, ge=1)
+    """Days for which the values and layers of a divergent or inconclusive check are kept, then only digests; null keeps
+    them. Those of a profile's newest divergent check stay."""
+    identical: Literal["all", "digests"] = "all"
+    """``digests`` removes the values and layers of a check without differences at once: what is left is compared as
+    before."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_is_a_word(cls, given: Any) -> Any:
+        if given == "all":
+            return {}
+        if not isinstance(given, (dict, Keep)):
+            raise ValueError("must be all, or a mapping such as {divergent: 30, identical: digests}")
+        return given
+
+
 class Check(StrictModel):
-    """What is compared."""
+    """What is compared, and what is kept of it."""
 
     steps: int | None = Field(default=None, ge=1)
     """Training steps that are recorded and compared; null takes all that the trainer runs."""
@@ -91,6 +111,12 @@ class Check(StrictModel):
     b: dict[str, Any] = Field(default_factory=dict)
     """What is different in run ``b`` and its rerun ``d`` on purpose: dotted keys of ``trainer``, ``determinism`` and
     ``faults``, with their values. These keys may differ."""
+    keep: Keep = Field(default_factory=Keep)
+    """What is kept after the verdict: ``all``, or a mapping of ``divergent`` (days) and ``identical`` (``all`` or
+    ``digests``)."""
+    compress: bool = True
+    """Whether the dumps are compressed after the verdict. ``firstdiff compare`` reads them as before, msprobe's own
+    tools after ``firstdiff unpack``."""
 
     @property
     def meant_to_differ(self) -> list[str]:

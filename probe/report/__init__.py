@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from probe.report.html import write_report
+from probe.report.names import DumpNames
 from probe.report.summary import SUMMARY, summary_lines, summary_rows, write_summary
 from probe.report.tables import Tables, key_data_tables, layer_tables
 from probe.report.verdict import CheckResult, last_line, reservations, verdict_document, write_verdict
@@ -10,6 +11,7 @@ from probe.report.verdict import CheckResult, last_line, reservations, verdict_d
 __all__ = [
     "SUMMARY",
     "CheckResult",
+    "DumpNames",
     "Tables",
     "key_data_tables",
     "last_line",
