@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from flows import settings
-from probe.errors import DumpError, FirstdiffError, UsageError
+from probe.errors import FirstdiffError, UsageError
 from probe.types import EXIT_CODES
 
 app = typer.Typer(
@@ -83,11 +83,10 @@ def check(
         folder = check_folder(profile, str(out) if out else None)
         settings.prepare(verbose)
         from flows.determinism import determinism_check
+        from flows.states import document_of
 
-        try:
-            document = determinism_check(profile, override, str(folder), force)
-        except OSError as error:  # a full disk, say
-            raise DumpError(f"{folder}: {error.strerror or error}; no verdict could be written") from error
+        state = determinism_check(profile=profile, overrides=override, out=str(folder), force=force, return_state=True)
+        document = document_of(state)
         document.pop("folder")
         return _answer(document, folder)
 

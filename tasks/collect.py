@@ -8,9 +8,10 @@ from pathlib import Path
 from prefect import task
 
 from probe.config import Profile, profile_of
-from probe.launch import begin_run, dump_folder, is_finished, launcher_for, run_spec
+from probe.launch import begin_run, dump_folder, is_finished, launcher_for, run_spec, training_steps
 from probe.types import Target
 from tasks import UNCACHED
+from tasks.progress import shown_progress
 
 log = logging.getLogger("firstdiff")
 
@@ -36,5 +37,6 @@ def _collect(profile: Profile, folder: Path, run: str, target: Target | None, la
         return dump
     begin_run(dump.parent)
     log.info("run %s: training%s", run, f", dumping the layers of step {target.step}" if target else "")
-    launcher_for(own).run(dump.parent, spec)
+    with shown_progress(run, dump, training_steps(own, spec)):
+        launcher_for(own).run(dump.parent, spec)
     return dump

@@ -117,6 +117,12 @@ class Check(StrictModel):
     compress: bool = True
     """Whether the dumps are compressed after the verdict. ``firstdiff compare`` reads them as before, msprobe's own
     tools after ``firstdiff unpack``."""
+    report_url: str | None = Field(
+        default=None, pattern=r"^(https?|s3|gs|obs)://[^\s{}]*(\{(check|profile|host|path)\}[^\s{}]*)*$"
+    )
+    """Where a web server or an object store shows the check's folder, as
+    ``https://reports.example.org/{check}/report.html``: a link on Prefect's page. ``{check}`` is the folder's name,
+    ``{path}`` its path, ``{host}`` the machine, ``{profile}`` the profile's name. null links nothing."""
 
     @property
     def meant_to_differ(self) -> list[str]:

@@ -124,6 +124,10 @@ class Request(StrictModel):
             found.update({key: ("algorithm", _yaml(value)) for key, value in _ALGORITHMS[self.algorithm].items()})
         return found
 
+    def entries(self) -> list[str]:
+        """Everything that is set over the profile, as ``--set`` takes it."""
+        return [*(f"{key}={text}" for key, (_, text) in self.changes().items()), *self.overrides]
+
 
 _TRAINING = "trainer.config."
 _KEYS: dict[str, tuple[str, ...]] = {
@@ -193,9 +197,8 @@ def resolve(request: Request) -> Profile:
         if kind == "command" and key.startswith(_TRAINING):
             problem = "the profile's trainer is a command, which has its own settings; leave this field as it is"
             raise ConfigError(SOURCE, field, problem)
-    entries = [*(f"{key}={text}" for key, (_, text) in changes.items()), *request.overrides]
     try:
-        return load_profile(request.profile, entries)
+        return load_profile(request.profile, request.entries())
     except ConfigError as error:
         raise _of_field(error, request, changes) from error
 
@@ -229,9 +232,8 @@ def _of_field(error: ConfigError, request: Request, changes: dict[str, tuple[str
     for key, (field, _) in changes.items():
         if wrong.startswith(f"{key}."):
             return ConfigError(SOURCE, field, error.problem)
-    if changes and (field := _named_in(error.problem, changes)) is not None:
-        return ConfigError(SOURCE, field, error.problem)
-    return error
+    named = _named_in(error.problem, changes)
+    return error if named is None else ConfigError(SOURCE, named, error.problem)
 
 
 def _named_in(problem: str, changes: dict[str, tuple[str, str]]) -> str | None:

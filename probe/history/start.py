@@ -20,7 +20,7 @@ FORMAT = 1
 SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private", re.IGNORECASE)
 """Names of variables whose values are not written down."""
 SAME_EXPERIMENT = (
-    *("check.keep", "check.compress", "record"),
+    *("check.keep", "check.compress", "check.report_url", "record"),
     *(
         "trainer.time_limit",
         "trainer.stall_seconds",
