@@ -8,9 +8,10 @@ from pathlib import Path
 from prefect import task
 
 from probe.config import Profile, profile_of
-from probe.launch import dump_folder, launcher_for, run_spec
+from probe.launch import begin_run, dump_folder, is_finished, launcher_for, run_spec, training_steps
 from probe.types import Target
 from tasks import UNCACHED
+from tasks.progress import shown_progress
 
 log = logging.getLogger("firstdiff")
 
@@ -29,8 +30,13 @@ def collect_layers(profile: Profile, folder: Path, run: str, target: Target) -> 
 
 def _collect(profile: Profile, folder: Path, run: str, target: Target | None, last_step: int | None) -> Path:
     dump = dump_folder(folder, run)
-    dump.parent.mkdir()
-    log.info("run %s: training%s", run, f", dumping the layers of step {target.step}" if target else "")
     own = profile_of(profile, run)
-    launcher_for(own).run(dump.parent, run_spec(own, run, dump, target, last_step))
+    spec = run_spec(own, run, dump, target, last_step)
+    if is_finished(dump.parent, spec):
+        log.info("run %s: whole already, from an earlier attempt at this check", run)
+        return dump
+    begin_run(dump.parent)
+    log.info("run %s: training%s", run, f", dumping the layers of step {target.step}" if target else "")
+    with shown_progress(run, dump, training_steps(own, spec)):
+        launcher_for(own).run(dump.parent, spec)
     return dump

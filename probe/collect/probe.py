@@ -16,6 +16,7 @@ import torch
 
 from probe.collect import environment
 from probe.collect.ranks import place_of_process, rank_now, unwrapped
+from probe.collect.stacks import show_stacks_on_signal
 from probe.collect.values import Snapshot, count, host_mask, leaves, named
 from probe.collect.weights import save_weights
 from probe.errors import DumpError, RecordError, UsageError
@@ -76,6 +77,7 @@ class Probe:
             spec = RunSpec.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError) as error:
             raise UsageError(f"FIRSTDIFF_SPEC={path}: not a readable spec ({error})") from error
+        show_stacks_on_signal()
         return cls(spec)
 
     @property

@@ -28,6 +28,10 @@ _LARGEST = 1 << 26
 """Most bytes of a file."""
 _DEEPEST = 100
 _TEXT_SHOWN = 200
+_FILES = {layout.CONFIGURATIONS: CONFIGURATIONS, layout.ENVIRONMENT: ENVIRONMENT}
+
+Experiment = dict[str, Any]
+"""What a dump says of itself: the content of its files, by ``probe.keys.CONFIGURATIONS`` and ``ENVIRONMENT``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +102,9 @@ def compare_configurations(a: Path, b: Path, allowed: Iterable[str] = ()) -> Con
         allowed: Keys, or sections of keys, that are meant to differ.
     """
     result = ConfigurationComparison()
-    left: dict[str, Any] = {}
-    right: dict[str, Any] = {}
-    for name, section in ((layout.CONFIGURATIONS, CONFIGURATIONS), (layout.ENVIRONMENT, ENVIRONMENT)):
+    left: Experiment = {}
+    right: Experiment = {}
+    for name, section in _FILES.items():
         pair = _read_both(a, b, name, result)
         if pair is not None:
             left[section], right[section] = pair
@@ -115,6 +119,41 @@ def compare_configurations(a: Path, b: Path, allowed: Iterable[str] = ()) -> Con
     if meant and left:
         result.notes += _unknown(meant, left, right)
     return result
+
+
+def compare_experiments(left: Experiment, right: Experiment) -> ConfigurationComparison:
+    """Compares two experiments that were read before, as far as both say something of themselves.
+
+    Args:
+        left: One experiment.
+        right: The other.
+    """
+    result = ConfigurationComparison()
+    both = [section for section in _FILES.values() if section in left and section in right]
+    comparing = _Comparing(Counting(left, right), [], result)
+    comparing.compare({name: left[name] for name in both}, {name: right[name] for name in both})
+    comparing.finish()
+    return result
+
+
+def read_experiment(dump: Path) -> tuple[Experiment, list[str]]:
+    """What a dump says of its experiment.
+
+    Args:
+        dump: A dump folder.
+
+    Returns:
+        The content of the files that it has and that can be read; of the others, why they cannot.
+    """
+    result = ConfigurationComparison()
+    found = {section: _read(dump / name, result) for name, section in _FILES.items()}
+    return {section: content for section, content in found.items() if content is not None}, result.not_compared
+
+
+def counted_values(experiment: Experiment) -> dict[KeyPath, Any]:
+    """Every value of an experiment that makes it the same as another or not, by its path."""
+    counting = Counting(experiment, experiment)
+    return {path: value for path, value, _ in _leaves(experiment, experiment) if counting.counts(path)}
 
 
 # ---- reading ----
@@ -213,7 +252,7 @@ class _Comparing:
         self._kept: tuple[dict[KeyPath, KeyDifference], dict[KeyPath, KeyDifference]] = ({}, {})
         self._causes: list[KeyPath] = []
 
-    def compare(self, left: dict[str, Any], right: dict[str, Any]) -> None:
+    def compare(self, left: Experiment, right: Experiment) -> None:
         for path, one, two in _leaves(left, right):
             if not self._counting.counts(path):
                 continue

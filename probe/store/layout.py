@@ -137,10 +137,8 @@ def manifests(folder: Path) -> dict[int | None, Path]:
     """
     found: dict[int | None, Path] = {}
     for name in os.listdir(folder):
-        if name == MANIFEST:
-            found[None] = folder / name
-        elif match := _RANK_MANIFEST.fullmatch(name):
-            found[int(match.group(1))] = folder / name
+        for rank in rank_of_manifest(name):
+            found[rank] = folder / name
     return found
 
 
@@ -152,6 +150,19 @@ def environments(folder: Path) -> list[str]:
     """
     further = sorted(int(match.group(1)) for name in os.listdir(folder) if (match := _RANK_ENVIRONMENT.fullmatch(name)))
     return [ENVIRONMENT, *(of_rank(ENVIRONMENT, rank) for rank in further)]
+
+
+def rank_of_manifest(name: str) -> tuple[int | None, ...]:
+    """The rank whose manifest a file at the top of a dump folder is, if it is one.
+
+    Example:
+        >>> rank_of_manifest("manifest.rank1.json"), rank_of_manifest("manifest.json"), rank_of_manifest("data")
+        ((1,), (None,), ())
+    """
+    if name == MANIFEST:
+        return (None,)
+    match = _RANK_MANIFEST.fullmatch(name)
+    return (int(match.group(1)),) if match else ()
 
 
 def claim_for_rank(folder: Path, rank: int) -> None:
