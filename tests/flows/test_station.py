@@ -253,8 +253,11 @@ def test_a_divergent_check_is_seen_alerts_once_and_keeps_its_result(station: Run
     assert artifacts["odd-map"]["type"] == "image"
     (folder,) = (station.project / "checks").glob("odd-*")
     assert json.loads((folder / "verdict.json").read_text())["verdict"] == "divergent"
-    logs = [log["message"] for log in station.post("logs/filter", logs={"flow_run_id": {"any_": [run]}})]
-    assert any("alert(1)" in message for message in logs), "the trainer's output is in the run's log"
+    deadline, logs = time.monotonic() + 20, [""]
+    while not any("alert(1)" in message for message in logs):
+        assert time.monotonic() < deadline, "the trainer's output is in the run's log"
+        found = station.post("logs/filter", logs={"flow_run_id": {"any_": [run]}})
+        logs = [log["message"] for log in found]
 
     deadline = time.monotonic() + 60
     while len(station.received) == before and time.monotonic() < deadline:
@@ -348,7 +351,7 @@ def test_a_killed_check_is_tried_again_and_ends(station: Running) -> None:
     assert worker is not None
     for child in processes.children(worker.pid):
         os.kill(child, 9)
-    found = station.when(run, lambda found: found["run_count"] > 1)
+    station.when(run, lambda found: found["run_count"] > 1)
     assert (ended := station.ended(run))["state_name"] == "Identical", ended["state"]
     assert len(list((station.project / "checks").glob("slow-*"))) == len(started) == 1
 
