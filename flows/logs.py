@@ -68,7 +68,9 @@ class BearableHandler(logging.Handler):
 def bearable_trainer_log() -> Iterator[None]:
     """Limits what of the trainers' output goes to Prefect's API; a terminal's handler gets every line."""
     logger = logging.getLogger("firstdiff")
-    before = list(logger.handlers)
+    before, level = list(logger.handlers), logger.level
+    if level == logging.NOTSET:  # in a worker nobody has said how much is logged
+        logger.setLevel(logging.INFO)
     limited = {handler: BearableHandler(handler) for handler in before if isinstance(handler, APILogHandler)}
     logger.handlers = [limited[each] if isinstance(each, APILogHandler) else each for each in before]
     try:
@@ -77,3 +79,4 @@ def bearable_trainer_log() -> Iterator[None]:
         for handler in limited.values():
             handler.say_what_is_left_out()
         logger.handlers = before
+        logger.setLevel(level)

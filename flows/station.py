@@ -69,6 +69,7 @@ class Station:
             **settings.DEFAULTS,
             "PREFECT_HOME": str(self.state / "prefect"),
             "PREFECT_API_URL": f"{self.address}/api",
+            "PREFECT_UI_URL": self.address,
             "PREFECT_SERVER_UI_API_URL": f"{self.address}/api",
             "PREFECT_SERVER_API_HOST": HOST,
             "PREFECT_SERVER_API_PORT": str(self.port),
@@ -120,8 +121,9 @@ class Station:
         worker, server = self._process("worker"), self._process("server")
         if worker is not None:
             runs = [processes.Noted(pid, processes.started(pid)) for pid in processes.children(worker.pid)]
-            processes.send(worker, signal.SIGTERM)  # takes no new run, and waits for those that it has
+            processes.send(worker, signal.SIGSTOP)  # it takes no new run while those that it has end
             processes.end(runs, FLOW_GRACE)
+            processes.send(worker, signal.SIGCONT)
             processes.end([worker], WORKER_GRACE)
             ended.append("worker")
         if server is not None:
