@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from prefect import task
 
 from probe.config import Profile, profile_of
-from probe.launch import dump_folder, launcher_for, run_spec
+from probe.launch import dump_folder, launcher_for, run_spec, training_steps
 from probe.types import Target
-from tasks import UNCACHED
-
-log = logging.getLogger("firstdiff")
+from tasks import UNCACHED, Begun, begin
 
 
 @task(name="1 collect key data", task_run_name="1 collect key data {run}", **UNCACHED)
@@ -30,7 +27,9 @@ def collect_layers(profile: Profile, folder: Path, run: str, target: Target) -> 
 def _collect(profile: Profile, folder: Path, run: str, target: Target | None, last_step: int | None) -> Path:
     dump = dump_folder(folder, run)
     dump.parent.mkdir()
-    log.info("run %s: training%s", run, f", dumping the layers of step {target.step}" if target else "")
     own = profile_of(profile, run)
-    launcher_for(own).run(dump.parent, run_spec(own, run, dump, target, last_step))
+    spec = run_spec(own, run, dump, target, last_step)
+    what = f"run {run}, training" + (f" and dumping the layers of step {target.step}" if target else "")
+    begin(Begun(4 if target else 1, what, dump, training_steps(own, spec)))
+    launcher_for(own).run(dump.parent, spec)
     return dump

@@ -5,7 +5,7 @@ from __future__ import annotations
 from probe.launch.follow import follow
 from probe.launch.hosts import leading
 from probe.launch.launcher import CommandLauncher, IntegratedLauncher, Launcher, launcher_for
-from probe.launch.plan import check_folder, dump_folder, run_spec
+from probe.launch.plan import check_folder, dump_folder, run_spec, training_steps
 from probe.launch.process import run_process
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "leading",
     "run_process",
     "run_spec",
+    "training_steps",
 ]

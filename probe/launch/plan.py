@@ -59,6 +59,15 @@ def run_spec(
     )
 
 
+def training_steps(profile: Profile, spec: RunSpec) -> int | None:
+    """How many training steps a run takes: up to the last that is needed; None where only its trainer knows."""
+    if spec.last_step is not None:
+        return spec.last_step + 1
+    if profile.trainer.kind != "integrated":
+        return None
+    return profile.trainer.config.megatron_training.train_iters
+
+
 def dump_folder(check: Path, run: str) -> Path:
     """The dump folder of a run in a check's folder."""
     return check / run / layout.DUMP
