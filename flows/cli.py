@@ -23,7 +23,7 @@ import typer
 
 from flows import settings
 from flows.terminal import PrintableFormatter, Streams, printable
-from probe.errors import DumpError, FirstdiffError, UsageError
+from probe.errors import FirstdiffError, UsageError
 from probe.types import EXIT_CODES
 
 app = typer.Typer(
@@ -62,6 +62,7 @@ def check(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a profile key by its dotted path.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The check's folder, new or empty.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Start though the disk has too little room.")] = False,
     as_json: Json = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
@@ -70,6 +71,7 @@ def check(
 
     def work() -> Outcome:
         from probe.config import load_profile
+        from probe.disk import require_room
         from probe.launch import check_folder, follow
 
         resolved = load_profile(profile, override)  # what is wrong is said before Prefect starts
@@ -78,15 +80,15 @@ def check(
             return _answer(follow(resolved, shared), shared)
         if resolved.trainer.nnodes > 1:
             _shared_folder(out)
+        require_room(out or Path("checks/new"), profile, resolved, override or (), force)
         folder = check_folder(profile, str(out) if out else None)
         settings.prepare(verbose)
         settings.connect()
         from flows.determinism import determinism_check
+        from flows.states import document_of
 
-        try:
-            document = determinism_check(profile, override, str(folder))
-        except OSError as error:  # a full disk, say
-            raise DumpError(f"{folder}: {error.strerror or error}; no verdict could be written") from error
+        state = determinism_check(profile=profile, overrides=override, out=str(folder), force=force, return_state=True)
+        document = document_of(state)
         document.pop("folder")
         return _answer(document, folder)
 
@@ -153,6 +155,70 @@ def bench(
         for line in lines:
             logging.getLogger("firstdiff").info("%s", line)
         return Outcome(document, last, 0)
+
+    _run(work, as_json, verbose=False, quiet=False)
+
+
+Checks = Annotated[Path, typer.Option("--checks", metavar="DIR", help="The folder of checks.")]
+
+
+@app.command()
+def history(
+    profile: Annotated[str | None, typer.Argument(help="A profile's name; all of them without it.")] = None,
+    checks: Checks = Path("checks"),
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Read all checks' folders again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Tell since when profiles are divergent, what changed then, and whether it is one cause."""
+
+    def work() -> Outcome:
+        from flows.past import show_history
+
+        document, line = show_history(profile, checks, rebuild)
+        return Outcome(document, line, 0)
+
+    _run(work, as_json, verbose=False, quiet=False)
+
+
+@app.command()
+def prune(
+    checks: Checks = Path("checks"),
+    older_than: Annotated[float | None, typer.Option(metavar="DAYS", min=0, help="Checks of more days go.")] = None,
+    max_checks: Annotated[int | None, typer.Option(metavar="N", min=0, help="The oldest go until N are left.")] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The oldest go until all take no more, as 20G.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove old checks; never one that runs, nor the newest divergent one of each profile."""
+
+    def work() -> Outcome:
+        from probe.disk import parse_size, prune, pruned_lines
+
+        size = None if max_bytes is None else parse_size(max_bytes)
+        result = prune(checks, older_than, max_checks, size, dry_run)
+        *lines, last = pruned_lines(result)
+        for line in lines:
+            logging.getLogger("firstdiff").info("%s", line)
+        return Outcome(result.as_dict(), last, 2 if result.failed else 0)
+
+    _run(work, as_json, verbose=False, quiet=False)
+
+
+@app.command()
+def unpack(
+    dump: Annotated[Path, typer.Argument(help="A dump folder (msprobe_dump) that was compressed.")],
+    target: Annotated[Path, typer.Argument(help="A new folder for its files.")],
+    as_json: Json = False,
+) -> None:
+    """Write the files of a compressed dump into a folder, for msprobe's own tools."""
+
+    def work() -> Outcome:
+        from flows.past import unpack_dump
+
+        document = unpack_dump(dump, target)
+        return Outcome(document, f"unpacked into {target}", 0)
 
     _run(work, as_json, verbose=False, quiet=False)
 

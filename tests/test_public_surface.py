@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
-PACKAGES = ("probe", "probe.collect", "probe.compare", "probe.config", "probe.launch", "probe.locate", "probe.report")
+PACKAGES = (
+    *("probe", "probe.collect", "probe.compare", "probe.config", "probe.disk", "probe.history", "probe.launch"),
+    *("probe.locate", "probe.report"),
+)
 
 BELOW = {
     "types": set(),
@@ -26,8 +29,11 @@ BELOW = {
     "report": {"locate", "compare", "store", "types", "errors"},
     "collect": {"store", "types", "errors"},
     "launch": {"config", "store", "types", "errors"},
+    "history": {"compare", "config", "store", "types", "errors", "keys"},
+    "disk": {"history", "launch", "config", "store", "types", "errors", "keys"},
     "trainer": {"collect", "config", "types", "errors"},
     "comparison": {"report", "locate", "compare", "store", "types", "errors"},
+    "checks": {"launch", "report"},
     "doctor": {"collect"},
     "bench": {"collect", "trainer", "launch", "compare", "config", "store", "types", "errors"},
 }
@@ -114,7 +120,14 @@ def test_command_line_says_what_is_wrong_before_prefect_starts() -> None:
         (["check", "demo", "--set", "trainer.config.msprobe_config.dump_path=x"], ["msprobe_config.dump_path"]),
         (["check", "demo", "--set", "trainer.config.msprobe_config.reference_dmp=true"], ["reference_dump"]),
         (["check", "demo", "--out", "/proc/nowhere"], ["/proc/nowhere"]),
+        (["check", "demo", "--set", "check.keep=some"], ["demo.yaml", "check.keep", "all", "divergent: 30"]),
         (["compare", "only-one"], ["dump_b"]),
+        (["history"], ["checks", "--checks"]),
+        (["history", "nope", "--checks", "."], ["nope", "none at all"]),
+        (["prune", "--checks", "."], ["--older-than", "--max-checks", "--max-bytes"]),
+        (["prune", "--checks", ".", "--max-bytes", "many"], ["many", "20G"]),
+        (["prune", "--checks", "nowhere", "--max-checks", "1"], ["nowhere", "--checks"]),
+        (["unpack", "nowhere", "x"], ["nowhere", "no such dump folder"]),
         (["bench", "nope"], ["nope", "recording, bytes, digests"]),
     ],
 )

@@ -6,7 +6,7 @@ The only package that imports pydantic and yaml.
 from __future__ import annotations
 
 from probe.config.algorithm import RLConfig
-from probe.config.loading import find_profile, load_profile, load_trainer_config, profile_schema, to_yaml
+from probe.config.loading import find_profile, load_profile, load_trainer_config, profile_schema, read_yaml, to_yaml
 from probe.config.msprobe import MsprobeConfig
 from probe.config.optimizer import ActorConfig, CriticConfig, UpdateConfig
 from probe.config.profile import (
@@ -15,12 +15,14 @@ from probe.config.profile import (
     Determinism,
     Fault,
     IntegratedTrainer,
+    Keep,
     Launch,
     Layers,
     Profile,
     Record,
     TrainerRunConfig,
 )
+from probe.config.request import Request, override_lines, parse_request, profile_names, resolve
 from probe.config.training import GenerateConfig, MegatronTraining, ModelConfig, SamplingConfig, TrainingConfig
 from probe.config.variant import profile_of
 
@@ -33,6 +35,7 @@ __all__ = [
     "Fault",
     "GenerateConfig",
     "IntegratedTrainer",
+    "Keep",
     "Launch",
     "Layers",
     "MegatronTraining",
@@ -41,6 +44,7 @@ __all__ = [
     "Profile",
     "RLConfig",
     "Record",
+    "Request",
     "SamplingConfig",
     "TrainerRunConfig",
     "TrainingConfig",
@@ -48,7 +52,12 @@ __all__ = [
     "find_profile",
     "load_profile",
     "load_trainer_config",
+    "override_lines",
+    "parse_request",
+    "profile_names",
     "profile_of",
     "profile_schema",
+    "read_yaml",
+    "resolve",
     "to_yaml",
 ]

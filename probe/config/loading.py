@@ -165,7 +165,18 @@ def profile_schema() -> dict[str, Any]:
     config = schema["$defs"]["IntegratedTrainer"]["properties"]["config"]
     reference = config.pop("$ref")
     config["anyOf"] = [{"$ref": reference}, {"type": "string"}]
+    keep = schema["$defs"]["Check"]["properties"]["keep"]
+    keep["anyOf"] = [{"$ref": keep.pop("$ref")}, {"const": "all"}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The content of a YAML file, a mapping, as it stands there.
+
+    Raises:
+        ConfigError: It cannot be read, or holds something else.
+    """
+    return _read_mapping(path)
 
 
 def _read_mapping(path: Path, key: str = "") -> dict[str, Any]:

@@ -18,9 +18,10 @@ class Launch(StrictModel):
     """How a trainer is run."""
 
     time_limit: float | None = Field(default=None, gt=0)
-    """Longest time for one run, in seconds; null sets no limit."""
-    stall_seconds: float | None = Field(default=None, gt=0)
-    """Longest time without a new record or a line of output, in seconds; null sets no limit."""
+    """Longest time for one run, in seconds: more is a hang. null sets no limit."""
+    stall_seconds: float | None = Field(default=3600.0, gt=0)
+    """Longest time without a new record, dumped layer, finished step or output, in seconds: more is a hang. null sets
+    no limit."""
     nproc_per_node: int | None = Field(default=None, ge=1)
     """Processes that torchrun starts on each host; null starts the trainer alone, without torchrun."""
     nnodes: int = Field(default=1, ge=1)
@@ -78,8 +79,28 @@ class CommandTrainer(Launch):
         return self
 
 
+class Keep(StrictModel):
+    """What is kept of a check after its verdict. ``keep: all`` keeps everything."""
+
+    divergent: int | None = Field(default=None, ge=1)
+    """Days for which the values and layers of a divergent or inconclusive check are kept, then only digests; null keeps
+    them. Those of a profile's newest divergent check stay."""
+    identical: Literal["all", "digests"] = "all"
+    """``digests`` removes the values and layers of a check without differences at once: what is left is compared as
+    before."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_is_a_word(cls, given: Any) -> Any:
+        if given == "all":
+            return {}
+        if not isinstance(given, (dict, Keep)):
+            raise ValueError("must be all, or a mapping such as {divergent: 30, identical: digests}")
+        return given
+
+
 class Check(StrictModel):
-    """What is compared."""
+    """What is compared, and what is kept of it."""
 
     steps: int | None = Field(default=None, ge=1)
     """Training steps that are recorded and compared; null takes all that the trainer runs."""
@@ -90,6 +111,18 @@ class Check(StrictModel):
     b: dict[str, Any] = Field(default_factory=dict)
     """What is different in run ``b`` and its rerun ``d`` on purpose: dotted keys of ``trainer``, ``determinism`` and
     ``faults``, with their values. These keys may differ."""
+    keep: Keep = Field(default_factory=Keep)
+    """What is kept after the verdict: ``all``, or a mapping of ``divergent`` (days) and ``identical`` (``all`` or
+    ``digests``)."""
+    compress: bool = True
+    """Whether the dumps are compressed after the verdict. ``firstdiff compare`` reads them as before, msprobe's own
+    tools after ``firstdiff unpack``."""
+    report_url: str | None = Field(
+        default=None, pattern=r"^(https?|s3|gs|obs)://[^\s{}]*(\{(check|profile|host|path)\}[^\s{}]*)*$"
+    )
+    """Where a web server or an object store shows the check's folder, as
+    ``https://reports.example.org/{check}/report.html``: a link on Prefect's page. ``{check}`` is the folder's name,
+    ``{path}`` its path, ``{host}`` the machine, ``{profile}`` the profile's name. null links nothing."""
 
     @property
     def meant_to_differ(self) -> list[str]:
@@ -187,6 +220,20 @@ class TrainerRunConfig(TrainingConfig):
     faults: list[Fault] = Field(default_factory=list)
     """Faults to plant."""
 
+    def as_profile(self, processes: int, hosts: int) -> Profile:
+        """The profile of which a check's run would be this training.
+
+        Args:
+            processes: Ranks on each host.
+            hosts: Hosts that train together.
+        """
+        config = TrainingConfig.model_construct(**{name: getattr(self, name) for name in TrainingConfig.model_fields})
+        ranks = processes if processes * hosts > 1 else None
+        trainer = IntegratedTrainer.model_construct(
+            kind="integrated", config=config, nproc_per_node=ranks, nnodes=hosts
+        )
+        return Profile.model_construct(trainer=trainer, determinism=self.determinism, faults=self.faults)
+
 
 class Profile(StrictModel):
     """One experiment."""
@@ -201,6 +248,13 @@ class Profile(StrictModel):
     """What the trainer is asked for."""
     faults: list[Fault] = Field(default_factory=list)
     """Planted faults, for the integrated trainer."""
+
+    @property
+    def remarks(self) -> list[str]:
+        """What to say before the training starts: settings that have less effect than they seem to."""
+        if self.trainer.kind != "integrated":
+            return []
+        return [f"trainer.config.{sentence}" for sentence in self.trainer.config.beyond_the_end]
 
     @model_validator(mode="after")
     def _a_check_sets_what_it_records(self) -> Profile:

@@ -11,6 +11,7 @@ from typing import Any
 
 from probe.config import Profile
 from probe.errors import InconclusiveError, TrainerError, UsageError
+from probe.launch.devices import devices_reserved
 from probe.launch.hosts import FOLDER, POLL_SECONDS, Hosts, told, wait
 from probe.launch.launcher import launcher_for
 from probe.launch.plan import dump_folder
@@ -48,7 +49,7 @@ def follow(profile: Profile, folder: Path) -> dict[str, Any]:
             " shared file system"
         )
     _join(hosts, profile, check["profile"])
-    with hosts.beating():
+    with hosts.beating(), devices_reserved(profile):
         _take_part(hosts, profile, folder)
     verdict = layout.read_json(folder / "verdict.json")
     if not isinstance(verdict, dict):

@@ -206,6 +206,8 @@ def _together(parts: list[Ended]) -> Ended:
     if not failed:
         return Ended()
     first = next((part for part in failed if not part.told), failed[0])
+    if (hung := next((part for part in parts if part.hung), None)) is not None:
+        first, failures = hung, []  # what ranks of other hosts said when it was ended
     if (culprit := first_failure(failures)) is not None:
         first = next(part for part in parts if culprit in part.failures)
     elif len(parts) > 1:
