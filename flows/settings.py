@@ -9,6 +9,9 @@ import os
 
 from flows.local_server import LocalServer
 
+FOLDERS = "FIRSTDIFF_PROFILE_FOLDERS"
+"""Variable of a worker: further folders of profiles that a deployment's flow run may check."""
+
 ALWAYS = {
     "DO_NOT_TRACK": "1",  # Prefect's SDK sends on import otherwise; Hugging Face's libraries and vLLM heed it too
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
