@@ -87,9 +87,12 @@ def station(tmp_path: Path) -> Iterator[Station]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     station = Station(tmp_path / "state", port)
-    station.start([])
-    yield station
-    station.stop()
+    command = [sys.executable, "-m", "flows.station", "start", "--port", str(port), "--state", str(station.state)]
+    try:
+        subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, timeout=600)
+        yield station
+    finally:
+        station.stop()
 
 
 @pytest.mark.slow
