@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +116,10 @@ def test_a_worker_refuses_a_command_from_the_form(station: Station, tmp_path: Pa
             check=False,
         )
         said = " ".join((done.stdout + done.stderr).split())
-        assert "Refused" in said, said
-        assert "parameters: overrides: trainer." in said, said
+        found = re.search(r"UUID: ([0-9a-f-]{36})", said)
+        assert found, said
+        with urllib.request.urlopen(f"{station.address}/api/flow_runs/{found[1]}", timeout=30) as answer:
+            state = json.load(answer)["state"]
+        assert state["name"] == "Refused", said
+        assert state["message"].startswith("parameters: overrides: trainer."), state["message"]
     assert not touched.exists()
