@@ -22,9 +22,10 @@ from prefect.utilities.annotations import quote
 from flows.logs import bearable_trainer_log
 from flows.names import check_name
 from flows.page import show_check
+from flows.permissions import require_allowed
 from flows.states import state_of, state_of_error
 from probe.checks import open_check
-from probe.config import Profile, Request, parse_request, resolve, to_yaml
+from probe.config import Profile, Request, mapping_yaml, parse_request, resolve, to_yaml
 from probe.config.request import (
     Algorithm,
     Cublas,
@@ -45,6 +46,7 @@ from probe.errors import DumpError, FirstdiffError, InconclusiveError, TrainerEr
 from probe.history import begin
 from probe.launch import devices_reserved, dump_folder, launcher_for, leading
 from probe.locate import Conclusion, SecondPair, target_of
+from probe.masking import masked_profile
 from probe.report import CheckResult, Tables, reservations
 from probe.store.reader import Dump, read_dump
 from probe.types import Target
@@ -131,6 +133,7 @@ def determinism_check(
     fields = {name: value for name, value in values.items() if name not in ("out", "force")}
     try:
         request = parse_request(fields)
+        require_allowed(request)
         document = _run(request, out or None, force)
     except (FirstdiffError, OSError) as error:
         return state_of_error(error, out or "checks")
@@ -168,9 +171,12 @@ def _run(request: Request, out: str | None, force: bool) -> dict[str, Any]:
 
 
 def profile_yaml(profile: Profile) -> str:
-    """The resolved profile as YAML that ``firstdiff check`` takes again: without what a check sets itself."""
+    """The resolved profile as YAML that ``firstdiff check`` takes again: without what a check sets itself.
+
+    Secret values are masked; whoever uses the file gives them by ``--set``.
+    """
     if profile.trainer.kind != "integrated":
-        return to_yaml(profile)
+        return mapping_yaml(masked_profile(profile.model_dump(mode="json")))
     own = {"msprobe": True, "dump_path": True}
     return to_yaml(profile, exclude={"trainer": {"config": {"msprobe_config": own}}})
 

@@ -1,4 +1,4 @@
-"""Prefect's settings for a check, put into the environment before Prefect is imported.
+"""Prefect's settings for a check, put into the environment before Prefect is imported, and the server it talks to.
 
 Prefect reads them once, at import. A value that the user set stays, except that nothing ever calls home.
 """
@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import os
 
+from flows.local_server import LocalServer
+
+FOLDERS = "FIRSTDIFF_PROFILE_FOLDERS"
+"""Variable of a worker: further folders of profiles that a deployment's flow run may check."""
+
 ALWAYS = {
-    "DO_NOT_TRACK": "1",  # Prefect's SDK sends on import otherwise
+    "DO_NOT_TRACK": "1",  # Prefect's SDK sends on import otherwise; Hugging Face's libraries and vLLM heed it too
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
 }
-"""Analytics and telemetry, off."""
+"""Analytics, telemetry and searches for newer versions, off. Trainers inherit it."""
 
 DEFAULTS = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # a fresh home first migrates its database
@@ -22,13 +31,43 @@ DEFAULTS = {
 }
 
 
+def never_call_home() -> None:
+    """Turns off everything that would call home, in this process and all that it starts."""
+    os.environ.update(ALWAYS)
+
+
 def prepare(verbose: bool) -> None:
     """Sets what a check needs.
 
     Args:
         verbose: Whether Prefect's own logs are shown. They reach the flow run's log in any case.
     """
-    os.environ.update(ALWAYS)
+    never_call_home()
     console = {} if verbose else {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
     for name, value in {**DEFAULTS, **console}.items():
         os.environ.setdefault(name, value)
+
+
+def connect() -> None:
+    """Imports Prefect and sees to it that it has a server: the one that is configured, or one for this check alone.
+
+    ``prepare`` comes first. A server of our own starts while everything is imported; where one of Prefect's own files
+    (a profile, ``prefect.toml``) turns out to name another, that one is taken.
+
+    Raises:
+        InconclusiveError: The server of our own did not start.
+    """
+    if os.environ.get("PREFECT_API_URL"):
+        return
+    server = LocalServer()
+    from prefect.context import refresh_global_settings_context
+    from prefect.settings import get_current_settings
+
+    from flows import determinism  # noqa: F401  (takes about as long as the server does)
+
+    if get_current_settings().api.url:
+        server.stop()
+        return
+    os.environ["PREFECT_API_URL"] = server.wait()
+    refresh_global_settings_context()
+    del os.environ["PREFECT_API_URL"]  # trainers have nothing to do with this server

@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows import processes, settings
+from flows.settings import FOLDERS
 from probe.errors import FirstdiffError, InconclusiveError, UsageError
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -52,6 +53,7 @@ class Station:
     def __init__(self, state: Path, port: int) -> None:
         self.state = state.absolute()
         self.port = port
+        self._profile_folders: list[str] = []
 
     @property
     def address(self) -> str:
@@ -74,6 +76,7 @@ class Station:
             "PREFECT_SERVER_API_HOST": HOST,
             "PREFECT_SERVER_API_PORT": str(self.port),
             "PYTHONPATH": path,
+            FOLDERS: os.pathsep.join([*self._profile_folders, *filter(None, [os.environ.get(FOLDERS)])]),
             MARK: str(self.state),
         }
 
@@ -94,6 +97,7 @@ class Station:
             raise UsageError(f"{self.state}: a server runs here already (process {running.pid}); make stop ends it")
         require_free(self.port)
         nightly = [_profile(name) for name in nightly]
+        self._profile_folders = [str(Path(name).parent) for name in nightly if Path(name).is_absolute()]
         (self.state / "prefect").mkdir(parents=True, exist_ok=True)
         try:
             self._spawn("server", "server", "start", "--host", HOST, "--port", str(self.port))

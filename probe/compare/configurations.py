@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from probe.compare.experiment import TORCH_SEED, Counting, follows
 from probe.keys import CONFIGURATIONS, ENVIRONMENT, KeyPath, close_keys, is_below, parse_key, sections, show_key
+from probe.masking import tell_nothing
 from probe.store import layout
 from probe.store.scan import shown
 
@@ -251,12 +252,16 @@ class _Comparing:
         self._result = result
         self._kept: tuple[dict[KeyPath, KeyDifference], dict[KeyPath, KeyDifference]] = ({}, {})
         self._causes: list[KeyPath] = []
+        self._not_told: list[KeyPath] = []
 
     def compare(self, left: Experiment, right: Experiment) -> None:
         for path, one, two in _leaves(left, right):
             if not self._counting.counts(path):
                 continue
             self._result.compared += 1
+            if tell_nothing(one, two):
+                self._not_told.append(path)
+                continue
             if not _same(one, two) and path not in self._kept[False] and path not in self._kept[True]:
                 self._note(path, one, two)
 
@@ -274,6 +279,12 @@ class _Comparing:
     def finish(self) -> None:
         meant = list(self._kept[True].values())
         self._result.different = [*self._kept[False].values(), *meant]
+        if self._not_told:
+            keys = ", ".join(show_key(path)[:_TEXT_SHOWN] for path in self._not_told[:_NAMED])
+            more = len(self._not_told) - _NAMED
+            self._result.notes.append(
+                f"masked with unlike keys or none, so not compared: {keys}" + (f" and {more} more" if more > 0 else "")
+            )
         if self._result.meant:
             self._result.notes.append(f"meant to differ: {_listed(meant, self._result.meant)}")
 

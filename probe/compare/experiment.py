@@ -12,6 +12,7 @@ NOT_COUNTED: dict[str, str] = {
     "trainer.time_limit": "how long a run may take",
     "trainer.stall_seconds": "how long a run may be silent",
     "trainer.cwd": "a folder",
+    "trainer.secrets": "which values are not written down",
     "trainer.node_rank": "which host this is",
     "trainer.rdzv_endpoint": "where the processes meet",
     "trainer.config.msprobe_config": "where a run records, and which layers: its switches, steps and dump_path",

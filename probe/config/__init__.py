@@ -6,7 +6,15 @@ The only package that imports pydantic and yaml.
 from __future__ import annotations
 
 from probe.config.algorithm import RLConfig
-from probe.config.loading import find_profile, load_profile, load_trainer_config, profile_schema, read_yaml, to_yaml
+from probe.config.loading import (
+    find_profile,
+    load_profile,
+    load_trainer_config,
+    mapping_yaml,
+    profile_schema,
+    read_yaml,
+    to_yaml,
+)
 from probe.config.msprobe import MsprobeConfig
 from probe.config.optimizer import ActorConfig, CriticConfig, UpdateConfig
 from probe.config.profile import (
@@ -52,6 +60,7 @@ __all__ = [
     "find_profile",
     "load_profile",
     "load_trainer_config",
+    "mapping_yaml",
     "override_lines",
     "parse_request",
     "profile_names",

@@ -155,7 +155,11 @@ def to_yaml(model: StrictModel, exclude: dict[str, Any] | None = None) -> str:
         model: The configuration.
         exclude: Keys to leave out, as pydantic's ``model_dump`` takes them.
     """
-    values = model.model_dump(mode="json", exclude=exclude)
+    return mapping_yaml(model.model_dump(mode="json", exclude=exclude))
+
+
+def mapping_yaml(values: dict[str, Any]) -> str:
+    """A configuration's mapping as YAML."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from probe.config.base import StrictModel
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
+from probe.masking import is_masked
 from probe.types import Stage
 
 _STARTS_RANKS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
@@ -63,9 +64,20 @@ class CommandTrainer(Launch):
     """Program and arguments, never a shell string; a first element ``python`` is the interpreter that runs
     Firstdiff."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables for the trainer, beside those that it inherits."""
+    """Environment variables for the trainer, beside those that it inherits. Values of names that look secret (with
+    TOKEN, SECRET, PASSWORD, API_KEY, ACCESS_KEY, CREDENTIAL or PRIVATE in them) are masked in all that a check
+    leaves."""
+    secrets: list[str] = Field(default_factory=list)
+    """Further variables, given here or inherited, whose values are masked."""
     cwd: str = "."
     """Working folder, relative to the profile's folder."""
+
+    @model_validator(mode="after")
+    def _no_variable_is_masked(self) -> CommandTrainer:
+        for name, value in self.env.items():
+            if is_masked(value):
+                raise ValueError(f"env.{name}: is masked in this file; give its value: --set trainer.env.{name}=VALUE")
+        return self
 
     @model_validator(mode="after")
     def _only_one_starts_ranks(self) -> CommandTrainer:

@@ -10,6 +10,7 @@ from pathlib import Path
 from probe.config import Profile, find_profile
 from probe.errors import UsageError
 from probe.launch.claim import is_of
+from probe.masking import masked_profile
 from probe.store import layout
 from probe.types import SWITCH_OF_STAGE, RunSpec, Target
 
@@ -55,7 +56,7 @@ def run_spec(
         last_step=last_step,
         on_error=profile.record.on_error,
         determinism={**profile.determinism.model_dump(), **seeds},
-        configuration=profile.model_dump(mode="json"),
+        configuration=masked_profile(profile.model_dump(mode="json")),
     )
 
 

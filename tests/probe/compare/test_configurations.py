@@ -159,7 +159,7 @@ def test_sections_named_like_a_profile_s_count_where_there_is_no_profile(
 def test_every_key_that_does_not_count_says_why_and_exists() -> None:
     profile = load_profile("deterministic").model_dump(mode="json")
     known = {path for path in sections({CONFIGURATIONS: profile})}
-    launch = {"trainer.cwd", "trainer.node_rank", "trainer.rdzv_endpoint"}
+    launch = {"trainer.cwd", "trainer.node_rank", "trainer.rdzv_endpoint", "trainer.secrets"}
     for key, reason in NOT_COUNTED.items():
         assert reason
         path = parse_key(key)
