@@ -137,3 +137,13 @@ def test_every_key_of_the_schema_is_described() -> None:
         return [f"{name}.{key}" for key, field in model.get("properties", {}).items() if not described(field)]
 
     assert [key for name, model in models.items() for key in undescribed(name, model)] == []
+
+
+def test_a_check_does_not_go_on_from_what_its_first_run_saved(tmp_path: Path) -> None:
+    (tmp_path / "ck/step3").mkdir(parents=True)
+    training = {"load": "ck", "save": "ck", "save_interval": 1}
+    profile = {"trainer": {"kind": "integrated", "config": {"megatron_training": training}}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(profile))
+    with pytest.raises(ConfigError, match="run b would go on from what run a saves"):
+        load_profile(str(tmp_path / "mine.yaml"))
+    assert load_profile(str(tmp_path / "mine.yaml"), ["trainer.config.megatron_training.load=ck/step3"])
