@@ -222,8 +222,8 @@ def _missing(name: str, folders: list[Path], result: ConfigurationComparison) ->
         return
     folder = folders[0]
     result.not_compared.append(f"{shown(folder / name)}: missing, though the other dump has one")
-    if name == layout.ENVIRONMENT and layout.manifests(folder):
-        result.damaged = True  # every recording of ours writes one
+    if layout.manifests(folder):
+        result.damaged = True  # a recording of ours: the other one says what it was, this one does not
     else:
         result.notes.append(f"only one dump has {name}: whether both come from the same experiment is not known")
 

@@ -282,4 +282,10 @@ class Profile(StrictModel):
             raise ValueError("trainer.config.msprobe_config.dump_path: a check has its own folders; remove the key")
         if not config.rl_config.use_integrated_worker:
             raise ValueError(f"trainer.config.{NOT_INTEGRATED}")
+        training = config.megatron_training
+        if training.load is not None and training.load == training.save and training.save_interval is not None:
+            raise ValueError(
+                "trainer.config.megatron_training.load is the folder of save: run b would go on from what run a saves;"
+                " name one checkpoint in it, such as step3"
+            )
         return self

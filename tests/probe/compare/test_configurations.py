@@ -454,6 +454,12 @@ def test_a_lost_environment_is_never_identical(dumps: Callable[..., tuple[Path, 
     assert compare_dumps(a, b, None)["verdict"] == "inconclusive"
 
 
+def test_a_lost_configuration_is_never_identical(dumps: Callable[..., tuple[Path, Path]]) -> None:
+    a, b = dumps(1.0, 1.0)
+    (b / "configurations.json").unlink()
+    assert compare_dumps(a, b, None)["verdict"] == "inconclusive"
+
+
 def test_a_tree_of_single_save_is_compared_with_a_note(single_save_tree: Path, tmp_path: Path) -> None:
     a, b = (Path(shutil.copytree(single_save_tree, tmp_path / name)) for name in "ab")
     document = compare_dumps(a, b, None)

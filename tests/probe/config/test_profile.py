@@ -149,3 +149,13 @@ def test_what_is_kept_reads_back_as_it_was_written(keep: Any, tmp_path: Path) ->
     file.write_text(to_yaml(profile))
     assert load_profile(str(file)) == profile
     assert profile.check.keep.divergent == (keep.get("divergent") if isinstance(keep, dict) else None)
+
+
+def test_a_check_does_not_go_on_from_what_its_first_run_saved(tmp_path: Path) -> None:
+    (tmp_path / "ck/step3").mkdir(parents=True)
+    training = {"load": "ck", "save": "ck", "save_interval": 1}
+    profile = {"trainer": {"kind": "integrated", "config": {"megatron_training": training}}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(profile))
+    with pytest.raises(ConfigError, match="run b would go on from what run a saves"):
+        load_profile(str(tmp_path / "mine.yaml"))
+    assert load_profile(str(tmp_path / "mine.yaml"), ["trainer.config.megatron_training.load=ck/step3"])
