@@ -70,26 +70,26 @@ Value = TypeVar("Value")
 )
 def determinism_check(
     profile: ProfileName = "deterministic",
-    steps: OptionalInteger = None,
+    steps: OptionalInteger = -1,
     algorithm: Algorithm = "as in the profile",
     device: Device = "as in the profile",
-    nproc_per_node: OptionalInteger = None,
-    seed: OptionalInteger = None,
-    sampling_seed: OptionalInteger = None,
+    nproc_per_node: OptionalInteger = -1,
+    seed: OptionalInteger = -1,
+    sampling_seed: OptionalInteger = -1,
     deterministic_algorithms: Switch = "as in the profile",
     cublas_workspace_config: Cublas = "as in the profile",
     hccl_deterministic: Hccl = "as in the profile",
     lccl_deterministic: OneOrZero = "as in the profile",
     atb_matmul_shuffle_k_enable: OneOrZero = "as in the profile",
     close_matmul_k_shift: OneOrZero = "as in the profile",
-    python_hash_seed: OptionalInteger = None,
-    num_threads: OptionalInteger = None,
+    python_hash_seed: OptionalInteger = -1,
+    num_threads: OptionalInteger = -1,
     key_data: KeyDataChoice = "as in the profile",
     on_error: OnErrorChoice = "as in the profile",
-    time_limit: OptionalNumber = None,
-    stall_seconds: OptionalNumber = None,
+    time_limit: OptionalNumber = -1,
+    stall_seconds: OptionalNumber = -1,
     overrides: Lines = "",
-    out: OptionalText = None,
+    out: OptionalText = "",
     force: bool = False,
 ) -> State[Any]:
     """Trains twice, compares bit for bit, and where the runs differ trains twice more to name the first module.
@@ -97,13 +97,13 @@ def determinism_check(
     Args:
         profile: The experiment: one of the profiles present when this was deployed, or the path of a .yaml file on the
             worker's machine.
-        steps: Training steps that are recorded and compared, 1 to 1,000,000. Empty: as in the profile.
+        steps: Training steps that are recorded and compared, 1 to 1,000,000. -1: as in the profile.
         algorithm: GRPO, PPO or DAPO, for the integrated trainer.
         device: Where the integrated trainer trains; auto takes an NPU before a GPU before the CPU.
-        nproc_per_node: Processes that torchrun starts, 1 to 4,096. Empty: as in the profile.
-        seed: Seed of weights, data and random states of the integrated trainer, 0 to 4,294,967,295. Empty: as in the
+        nproc_per_node: Processes that torchrun starts, 1 to 4,096. -1: as in the profile.
+        seed: Seed of weights, data and random states of the integrated trainer, 0 to 4,294,967,295. -1: as in the
             profile.
-        sampling_seed: Seed of the rollout's sampling, 0 to 4,294,967,295. Empty: as in the profile.
+        sampling_seed: Seed of the rollout's sampling, 0 to 4,294,967,295. -1: as in the profile.
         deterministic_algorithms: torch.use_deterministic_algorithms; on makes an operation without a deterministic
             form an error.
         cublas_workspace_config: CUBLAS_WORKSPACE_CONFIG for the trainer.
@@ -111,12 +111,12 @@ def determinism_check(
         lccl_deterministic: LCCL_DETERMINISTIC for the trainer.
         atb_matmul_shuffle_k_enable: ATB_MATMUL_SHUFFLE_K_ENABLE for the trainer.
         close_matmul_k_shift: CLOSE_MATMUL_K_SHIFT for the trainer.
-        python_hash_seed: PYTHONHASHSEED for the trainer, 0 to 4,294,967,295. Empty: as in the profile.
-        num_threads: Threads of one CPU operation, 1 to 4,096. Empty: as in the profile.
+        python_hash_seed: PYTHONHASHSEED for the trainer, 0 to 4,294,967,295. -1: as in the profile.
+        num_threads: Threads of one CPU operation, 1 to 4,096. -1: as in the profile.
         key_data: What is recorded: full keeps values, digests only what is needed for the verdict, off nothing.
         on_error: What an error inside the probe does: raise ends the trainer, continue trains on unrecorded.
-        time_limit: Longest time of one of the runs in seconds, above 0, at most 2,592,000. Empty: as in the profile.
-        stall_seconds: Longest time without progress in seconds, above 0, at most 2,592,000. Empty: as in the profile.
+        time_limit: Longest time of one of the runs in seconds, above 0, at most 2,592,000. -1: as in the profile.
+        stall_seconds: Longest time without progress in seconds, above 0, at most 2,592,000. -1: as in the profile.
         overrides: Any other keys of the profile, one dotted.key=value a line, such as
             trainer.config.actor_config.lr=1e-6. They are applied last.
         out: The check's folder on the worker's machine, new or empty. Empty makes one in checks.
