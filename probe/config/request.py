@@ -120,6 +120,8 @@ class Request(StrictModel):
             value = getattr(self, field)
             if value is None or value == AS_IN_PROFILE:
                 continue
+            if field == "deterministic_algorithms":
+                value = value == "on"
             for key in keys:
                 found[key] = (field, _yaml(value))
         if self.algorithm != AS_IN_PROFILE:
@@ -251,6 +253,4 @@ def _yaml(value: Any) -> str:
     """A value as YAML reads it back."""
     if value == "unset":
         return "null"
-    if value in ("on", "off"):
-        return "true" if value == "on" else "false"
     return json.dumps(value)
