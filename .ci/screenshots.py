@@ -82,8 +82,10 @@ class Page:
         self._open(f"artifacts/artifact/{found['id']}", key)
 
     def picture(self, file: Path, height: int = 900) -> None:
-        """Writes a picture of what is shown."""
+        """Writes a picture of what is shown, from its top."""
         self.driver.set_window_size(1280, height)
+        self.driver.execute_script("document.activeElement.blur()")
+        self.driver.execute_script("document.querySelectorAll('*').forEach(element => element.scrollTop = 0)")
         time.sleep(1.5)
         self.driver.save_screenshot(str(file))
         self.driver.set_window_size(*SIZE)  # lists show only what fits

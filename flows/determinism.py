@@ -40,7 +40,7 @@ from probe.config.request import (
     Switch,
 )
 from probe.disk import require_room, settle
-from probe.errors import DumpError, FirstdiffError, InconclusiveError, TrainerError
+from probe.errors import DumpError, FirstdiffError, InconclusiveError, TrainerError, UsageError
 from probe.history import begin
 from probe.launch import devices_reserved, dump_folder, launcher_for, leading
 from probe.locate import Conclusion, SecondPair, target_of
@@ -58,6 +58,8 @@ from tasks.compare import (
 from tasks.locate import locate_first_divergence, name_first_difference
 from tasks.report import write_results
 
+MOST_TRIES = 3
+"""How often one flow run is started: first, and again after a crash or by hand."""
 Value = TypeVar("Value")
 
 
@@ -127,6 +129,8 @@ def determinism_check(
         from it, with the check's folder as ``folder``.
     """
     values = locals()
+    if (flow_run.run_count or 0) > MOST_TRIES:  # a process that dies each time is not started for ever
+        return state_of_error(UsageError(f"this run was started {MOST_TRIES} times and did not end; start a new one"))
     fields = {name: value for name, value in values.items() if name not in ("out", "force")}
     try:
         request = parse_request(fields)
