@@ -8,17 +8,7 @@ from __future__ import annotations
 import os
 
 from flows.local_server import LocalServer
-
-ALWAYS = {
-    "DO_NOT_TRACK": "1",  # Prefect's SDK sends on import otherwise; Hugging Face's libraries and vLLM heed it too
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-}
-"""Analytics, telemetry and searches for newer versions, off. Trainers inherit it."""
+from probe.privacy import never_call_home
 
 DEFAULTS = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # a fresh home first migrates its database
@@ -26,11 +16,6 @@ DEFAULTS = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "firstdiff",  # what probe logs reaches the flow run's log
 }
-
-
-def never_call_home() -> None:
-    """Turns off everything that would call home, in this process and all that it starts."""
-    os.environ.update(ALWAYS)
 
 
 def prepare(verbose: bool) -> None:
