@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -25,6 +25,9 @@ from flows import settings
 from flows.terminal import PrintableFormatter, Streams, printable
 from probe.errors import DumpError, FirstdiffError, UsageError
 from probe.types import EXIT_CODES
+
+if TYPE_CHECKING:
+    from probe.config import Profile
 
 app = typer.Typer(
     add_completion=False,
@@ -69,13 +72,13 @@ def check(
     """Train twice, compare, and name the first difference and its cause."""
 
     def work() -> Outcome:
-        from probe.config import load_profile
+        from probe.config import hand_on, load_profile
         from probe.launch import check_folder, follow
 
         resolved = load_profile(profile, override)  # what is wrong is said before Prefect starts
         if resolved.trainer.node_rank:
             shared = _shared_folder(out)
-            return _answer(follow(resolved, shared), shared)
+            return _answer(follow(_with_secrets(resolved, verbose), shared), shared)
         if resolved.trainer.nnodes > 1:
             _shared_folder(out)
         folder = check_folder(profile, str(out) if out else None)
@@ -84,7 +87,7 @@ def check(
         from flows.determinism import determinism_check
 
         try:
-            document = determinism_check(profile, override, str(folder))
+            document = determinism_check(profile, hand_on(override or [], resolved.check.secrets), str(folder))
         except OSError as error:  # a full disk, say
             raise DumpError(f"{folder}: {error.strerror or error}; no verdict could be written") from error
         document.pop("folder")
@@ -164,6 +167,20 @@ def _answer(document: dict[str, Any], folder: Path) -> Outcome:
 
     report = os.path.relpath(folder / "report.html")
     return Outcome(document, last_line(document, Path(report)), EXIT_CODES[document["verdict"]])
+
+
+def _with_secrets(profile: Profile, verbose: bool) -> Profile:
+    """The profile of a host that starts no flow, with its Secret blocks: only for them does it need Prefect."""
+    from probe.config import env_entries, plain
+
+    found = [env[name] for _, env, name in env_entries(plain(profile))]
+    if not any(isinstance(value, dict) and value.get("secret") for value in found):
+        return profile
+    settings.prepare(verbose)
+    settings.connect()
+    from flows.secrets import with_secrets
+
+    return with_secrets(profile)
 
 
 def _shared_folder(out: Path | None) -> Path:

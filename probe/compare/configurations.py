@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from probe.compare.experiment import Counting, follows
 from probe.keys import CONFIGURATIONS, ENVIRONMENT, KeyPath, close_keys, is_below, parse_key, sections, show_key
+from probe.masking import unknown_whether_same
 from probe.store import layout
 from probe.store.scan import shown
 
@@ -176,8 +177,12 @@ def _compare(
     counting = Counting(left, right)
     kept: tuple[list[KeyDifference], list[KeyDifference]] = ([], [])
     causes: list[KeyPath] = []
+    unknown: list[KeyPath] = []
     for path, one, two in _leaves(left, right):
         if not counting.counts(path):
+            continue
+        if unknown_whether_same(one, two):
+            unknown.append(path)
             continue
         result.compared += 1
         if _same(one, two):
@@ -192,6 +197,10 @@ def _compare(
             only: Literal["a", "b"] | None = "b" if one is _Absent.KEY else "a" if two is _Absent.KEY else None
             kept[allowed].append(KeyDifference(show_key(path), _short(one), _short(two), only, allowed))
     result.different = [*kept[False], *kept[True]]
+    if unknown:
+        named = ", ".join(show_key(path)[:_TEXT_SHOWN] for path in unknown[:_NAMED])
+        more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+        result.notes.append(f"masked on two machines, so not compared: {named}{more}")
     if result.meant:
         result.notes.append(f"meant to differ: {_listed(kept[True], result.meant)}")
 

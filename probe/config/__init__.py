@@ -22,7 +22,8 @@ from probe.config.profile import (
     TrainerRunConfig,
 )
 from probe.config.training import GenerateConfig, MegatronTraining, ModelConfig, SamplingConfig, TrainingConfig
-from probe.config.variant import profile_of
+from probe.config.variables import Source, env_entries, hand_on
+from probe.config.variant import plain, profile_of
 
 __all__ = [
     "ActorConfig",
@@ -42,12 +43,16 @@ __all__ = [
     "RLConfig",
     "Record",
     "SamplingConfig",
+    "Source",
     "TrainerRunConfig",
     "TrainingConfig",
     "UpdateConfig",
+    "env_entries",
     "find_profile",
+    "hand_on",
     "load_profile",
     "load_trainer_config",
+    "plain",
     "profile_of",
     "profile_schema",
     "to_yaml",

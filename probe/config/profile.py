@@ -5,10 +5,19 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from probe.config.base import StrictModel
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
+from probe.config.variables import SHOWN, Source, TextOrSource, text_or_source, without_secrets
+from probe.errors import ConfigError
 from probe.types import Stage
 
 _STARTS_RANKS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
@@ -61,10 +70,27 @@ class CommandTrainer(Launch):
     command: list[str] = Field(min_length=1)
     """Program and arguments, never a shell string; a first element ``python`` is the interpreter that runs
     Firstdiff."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables for the trainer, beside those that it inherits."""
+    env: dict[str, TextOrSource] = Field(default_factory=dict)
+    """Environment variables for the trainer, beside those that it inherits. A secret is best given as
+    ``{secret: BLOCK}``, from a Secret block on the Prefect server, or as ``{variable: NAME}``, from Firstdiff's own
+    environment."""
     cwd: str = "."
     """Working folder, relative to the profile's folder."""
+
+    _env_is_text = field_validator("env", mode="before")(text_or_source)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables with their values.
+
+        Raises:
+            ConfigError: A Secret block was not read.
+        """
+        values = {name: value if isinstance(value, str) else value.value for name, value in self.env.items()}
+        for name, value in values.items():
+            if value is None:
+                raise ConfigError("the profile", f"trainer.env.{name}", "its Secret block was not read")
+        return {name: value for name, value in values.items() if value is not None}
 
     @model_validator(mode="after")
     def _only_one_starts_ranks(self) -> CommandTrainer:
@@ -90,6 +116,10 @@ class Check(StrictModel):
     b: dict[str, Any] = Field(default_factory=dict)
     """What is different in run ``b`` and its rerun ``d`` on purpose: dotted keys of ``trainer``, ``determinism`` and
     ``faults``, with their values. These keys may differ."""
+
+    secrets: list[str] = Field(default_factory=list)
+    """Names of variables, or patterns such as ``MINE_*``, whose values are secrets beside those whose names look so.
+    Secrets are masked wherever they would be written or shown."""
 
     @property
     def meant_to_differ(self) -> list[str]:
@@ -201,6 +231,18 @@ class Profile(StrictModel):
     """What the trainer is asked for."""
     faults: list[Fault] = Field(default_factory=list)
     """Planted faults, for the integrated trainer."""
+
+    @model_serializer(mode="wrap")
+    def _without_secrets(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Whoever writes a profile writes no secrets, unless the context ``SHOWN`` asks for them."""
+        values: dict[str, Any] = handler(self)
+        return values if info.context == SHOWN else without_secrets(values, self.check.secrets)
+
+    @property
+    def secret_names(self) -> list[str]:
+        """Names and patterns of variables that are secrets though their names may not look so."""
+        env = self.trainer.env if isinstance(self.trainer, CommandTrainer) else {}
+        return [*self.check.secrets, *(name for name, value in env.items() if isinstance(value, Source))]
 
     @model_validator(mode="after")
     def _a_check_sets_what_it_records(self) -> Profile:

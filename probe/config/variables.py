@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import model_validator
+from pydantic import Discriminator, Tag, model_validator
 
 from probe.config.base import StrictModel
 from probe.errors import ConfigError
 from probe.masking import is_masked, is_secret, mask, mask_urls
 
+SHOWN = {"secrets": "shown"}
+"""The context in which a profile is dumped with its secrets: to be validated again, never to be written."""
 _ENV = ("trainer", "env")
 _HANDED_ON = "FIRSTDIFF_SECRET_"
 """Begins the names of variables in which a command hands secrets on to its flow."""
@@ -37,6 +39,14 @@ class Source(StrictModel):
         return self
 
 
+def _kind(value: Any) -> str:
+    return "text" if isinstance(value, str) else "source"
+
+
+TextOrSource = Annotated[Annotated[str, Tag("text")] | Annotated[Source, Tag("source")], Discriminator(_kind)]
+"""The value of a variable."""
+
+
 def text_or_source(env: Any) -> Any:
     """Sees to it that values of an environment are text or mappings; no message repeats a value.
 
@@ -58,18 +68,13 @@ def without_secrets(values: dict[str, Any], names: list[str]) -> dict[str, Any]:
         names: Names of variables that are secrets, beside those that look so.
     """
     shown: dict[str, Any] = _without_passwords(values)
-    for _, env, name in env_entries(shown):
-        value = env[name]
+    for (_, given, name), (_, env, _) in zip(env_entries(values), env_entries(shown), strict=True):
+        value = given[name]
         if isinstance(value, dict):
             kept = {key: each for key, each in value.items() if each is not None}
             env[name] = {key: mask(each) if key == "value" else each for key, each in kept.items()}
-    for original, shown_entry in zip(env_entries(values), env_entries(shown), strict=True):
-        (_, before, name), (_, env, _) = original, shown_entry
-        value = before[name]
-        if isinstance(value, str) and is_secret(name, names):
-            env[name] = value if is_masked(value) else mask(value)
-        elif isinstance(value, dict) and isinstance(value.get("value"), str):
-            env[name]["value"] = value["value"] if is_masked(value["value"]) else mask(value["value"])
+        elif is_secret(name, names):
+            env[name] = mask(value)
     return shown
 
 

@@ -15,6 +15,7 @@ from probe.launch.hosts import FOLDER, POLL_SECONDS, Hosts, told, wait
 from probe.launch.launcher import launcher_for
 from probe.launch.plan import dump_folder
 from probe.launch.running import Ended, run_here
+from probe.masking import unknown_whether_same
 from probe.store import layout
 from probe.types import RunSpec
 
@@ -74,7 +75,7 @@ def _different(mine: Any, theirs: Any, path: tuple[str, ...] = ()) -> str | None
     if len(path) == 2 and path[0] == "trainer" and path[1] in _OWN_KEYS:
         return None
     if not isinstance(mine, dict) or not isinstance(theirs, dict):
-        return None if mine == theirs else ".".join(path)
+        return None if mine == theirs or unknown_whether_same(mine, theirs) else ".".join(path)
     for key in {**mine, **theirs}:
         if (found := _different(mine.get(key), theirs.get(key), (*path, key))) is not None:
             return found

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from probe.errors import TrainerError
+from probe.masking import Hidden
 
 GRACE_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL for a process group."""
@@ -37,6 +38,7 @@ def run_process(
     signs_of_life: Callable[[], object] = lambda: None,
     must_end: Callable[[], str | None] = lambda: None,
     mark: str | None = None,
+    hidden: Hidden | None = None,
 ) -> None:
     """Runs a command to its end; whatever ends this call also ends the whole process group.
 
@@ -54,6 +56,7 @@ def run_process(
         signs_of_life: Anything that changes while the child makes progress.
         must_end: Asked again and again; a sentence ends the command, which then failed with it.
         mark: Name of a variable in ``env`` whose value no other command has.
+        hidden: What is taken out of the output before it is written or handed on.
 
     Raises:
         TrainerError: The command could not be started, failed, or ran out of time. It carries the log's tail.
@@ -72,7 +75,7 @@ def run_process(
         except OSError as error:
             raise TrainerError(f"the trainer could not be started: {error.strerror}: {error.filename}") from error
         assert process.stdout is not None
-        output = _Output(process.stdout.fileno(), log.write, on_line)
+        output = _Output(process.stdout.fileno(), log.write, on_line, hidden or Hidden(()))
         try:
             _watch(process, output, time_limit, stall_seconds, signs_of_life, must_end)
         finally:
@@ -88,8 +91,11 @@ def run_process(
 class _Output:
     """Reads a child's output in the caller's thread, so that what logs it has the caller's context."""
 
-    def __init__(self, fd: int, write: Callable[[bytes], object], on_line: Callable[[str], None]) -> None:
+    def __init__(
+        self, fd: int, write: Callable[[bytes], object], on_line: Callable[[str], None], hidden: Hidden
+    ) -> None:
         self._fd = fd
+        self._hidden = hidden
         self._write = write
         self._on_line = on_line
         self._rest = b""
@@ -116,19 +122,23 @@ class _Output:
             self._open = False
             return False
         self.bytes_read += len(chunk)
+        self._take(self._hidden.feed(chunk))
+        return True
+
+    def _take(self, chunk: bytes) -> None:
         self._write(chunk)
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LONGEST_LINE:
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             self._hand_on(line)
-        return True
 
     def close(self) -> None:
         """Reads what is left, for a moment: a process that left the group may hold the pipe for ever."""
         deadline = time.monotonic() + _DRAIN_SECONDS
         while time.monotonic() < deadline and self.read(0):
             pass
+        self._take(self._hidden.flush())
         if self._rest:
             self._hand_on(self._rest)
         self._selector.close()

@@ -17,6 +17,7 @@ from probe.launch.failures import Failure, read_failures
 from probe.launch.gather import gather
 from probe.launch.process import run_process
 from probe.launch.torchrun import PREFIX, torchrun_command
+from probe.masking import Hidden
 from probe.store import layout
 from probe.types import RunSpec
 
@@ -129,6 +130,7 @@ def _run(
             "FIRSTDIFF_SPEC": str(spec_file),
             "FIRSTDIFF_RUN": spec.run,
         }
+        hidden = Hidden.of(env, profile.secret_names)
         try:
             run_process(
                 command,
@@ -141,10 +143,17 @@ def _run(
                 signs_of_life=_growth_of(Path(spec.dump_path)),
                 must_end=asked,
                 mark="FIRSTDIFF_SPEC",
+                hidden=hidden,
             )
         except TrainerError as error:
-            return Ended(str(error), error.exit_code_of_child, error.log_tail, read_failures(failures), told)
+            return Ended(
+                str(error), error.exit_code_of_child, error.log_tail, _without(hidden, read_failures(failures)), told
+            )
     return Ended()
+
+
+def _without(hidden: Hidden, failures: list[Failure]) -> list[Failure]:
+    return [replace(failure, last_words=hidden.text(failure.last_words)) for failure in failures]
 
 
 def _growth_of(dump: Path) -> Callable[[], int]:

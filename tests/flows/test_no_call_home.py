@@ -117,7 +117,8 @@ def test_a_check_without_a_server_calls_nobody(watched: dict[str, str], tmp_path
 
 @pytest.mark.slow
 def test_neither_does_the_integrated_trainer_alone(watched: dict[str, str], tmp_path: Path) -> None:
-    done = run(watched, tmp_path, "-m", "probe.trainer", "--config", str(ROOT / "profiles/training/arithmetic.yaml"))
+    (tmp_path / "config.yaml").write_text("megatron_training: {train_iters: 1}\n")
+    done = run(watched, tmp_path, "-m", "probe.trainer", "--config", "config.yaml")
     assert done.returncode == 0, done.stderr
     assert [line for line in connections(watched) if line.startswith("AWAY")] == []
 
