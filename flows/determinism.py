@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 from prefect import flow
 from prefect.utilities.annotations import quote
 
+from flows.permissions import require_allowed
 from flows.secrets import with_secrets
 from probe.config import Profile, load_profile, to_yaml
 from probe.errors import DumpError, InconclusiveError, TrainerError
@@ -54,6 +55,7 @@ def determinism_check(profile: str, overrides: list[str] | None = None, out: str
         UsageError: The profile or the folder is wrong.
     """
     start = time.monotonic()
+    require_allowed(profile, overrides)
     resolved = with_secrets(load_profile(profile, overrides))
     folder = check_folder(profile, out)
     (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")

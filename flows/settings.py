@@ -25,6 +25,7 @@ def prepare(verbose: bool) -> None:
         verbose: Whether Prefect's own logs are shown. They reach the flow run's log in any case.
     """
     never_call_home()
+    os.environ.pop("PREFECT__FLOW_RUN_ID", None)  # a command that a flow run starts is not that flow run
     console = {} if verbose else {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
     for name, value in {**DEFAULTS, **console}.items():
         os.environ.setdefault(name, value)

@@ -6,7 +6,15 @@ The only package that imports pydantic and yaml.
 from __future__ import annotations
 
 from probe.config.algorithm import RLConfig
-from probe.config.loading import find_profile, load_profile, load_trainer_config, profile_schema, to_yaml
+from probe.config.loading import (
+    SHIPPED_PROFILES,
+    find_profile,
+    load_profile,
+    load_trainer_config,
+    profile_schema,
+    read_override,
+    to_yaml,
+)
 from probe.config.msprobe import MsprobeConfig
 from probe.config.optimizer import ActorConfig, CriticConfig, UpdateConfig
 from probe.config.profile import (
@@ -26,6 +34,7 @@ from probe.config.variables import Source, env_entries, hand_on
 from probe.config.variant import plain, profile_of
 
 __all__ = [
+    "SHIPPED_PROFILES",
     "ActorConfig",
     "Check",
     "CommandTrainer",
@@ -55,5 +64,6 @@ __all__ = [
     "plain",
     "profile_of",
     "profile_schema",
+    "read_override",
     "to_yaml",
 ]
