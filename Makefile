@@ -11,7 +11,9 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint schema clean
+SERVE_PORT ?= 4200
+NIGHTLY ?=
+.PHONY: help install demo serve stop automations test test-slow lint schema clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -26,6 +28,15 @@ install: $(STAMP) ## Make .venv and install into it
 
 demo: $(STAMP) ## Find the planted fault of profiles/demo.yaml
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python .ci/demo.py
+
+serve: $(STAMP) ## Start a server with its page, a worker and the deployments (SERVE_PORT, NIGHTLY="a.yaml b.yaml")
+	@$(BIN)/python -m flows.station start --port $(SERVE_PORT) --nightly "$(NIGHTLY)"
+
+stop: $(STAMP) ## End what make serve started
+	@$(BIN)/python -m flows.station stop
+
+automations: $(STAMP) ## Notify of bad nights and try crashed checks again, on the server of make serve
+	@$(BIN)/python -m flows.automations --port $(SERVE_PORT)
 
 test: $(STAMP) lint ## Lint, types and the tests that take minutes
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal

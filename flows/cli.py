@@ -17,17 +17,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from flows import settings
 from flows.terminal import PrintableFormatter, Streams, printable
-from probe.errors import DumpError, FirstdiffError, UsageError
+from probe.errors import FirstdiffError, UsageError
 from probe.types import EXIT_CODES
-
-if TYPE_CHECKING:
-    from probe.config import Profile
 
 app = typer.Typer(
     add_completion=False,
@@ -65,6 +62,7 @@ def check(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a profile key by its dotted path.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The check's folder, new or empty.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Start though the disk has too little room.")] = False,
     as_json: Json = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
@@ -72,24 +70,25 @@ def check(
     """Train twice, compare, and name the first difference and its cause."""
 
     def work() -> Outcome:
-        from probe.config import hand_on, load_profile
+        from probe.config import load_profile
+        from probe.disk import require_room
         from probe.launch import check_folder, follow
 
         resolved = load_profile(profile, override)  # what is wrong is said before Prefect starts
         if resolved.trainer.node_rank:
             shared = _shared_folder(out)
-            return _answer(follow(_with_secrets(resolved, verbose), shared), shared)
+            return _answer(follow(resolved, shared), shared)
         if resolved.trainer.nnodes > 1:
             _shared_folder(out)
+        require_room(out or Path("checks/new"), profile, resolved, override or (), force)
         folder = check_folder(profile, str(out) if out else None)
         settings.prepare(verbose)
         settings.connect()
         from flows.determinism import determinism_check
+        from flows.states import document_of
 
-        try:
-            document = determinism_check(profile, hand_on(override or [], resolved.check.secrets), str(folder))
-        except OSError as error:  # a full disk, say
-            raise DumpError(f"{folder}: {error.strerror or error}; no verdict could be written") from error
+        state = determinism_check(profile=profile, overrides=override, out=str(folder), force=force, return_state=True)
+        document = document_of(state)
         document.pop("folder")
         return _answer(document, folder)
 
@@ -143,9 +142,7 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def bench(
-    name: Annotated[
-        str | None, typer.Argument(help="recording, bytes, digests or overhead; all of them without it.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="recording, bytes or digests; all of them without it.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure on this machine what recording and comparing cost, as ratios. Takes some minutes."""
@@ -162,25 +159,75 @@ def bench(
     _run(work, as_json, verbose=False, quiet=False)
 
 
+Checks = Annotated[Path, typer.Option("--checks", metavar="DIR", help="The folder of checks.")]
+
+
+@app.command()
+def history(
+    profile: Annotated[str | None, typer.Argument(help="A profile's name; all of them without it.")] = None,
+    checks: Checks = Path("checks"),
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Read all checks' folders again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Tell since when profiles are divergent, what changed then, and whether it is one cause."""
+
+    def work() -> Outcome:
+        from flows.past import show_history
+
+        document, line = show_history(profile, checks, rebuild)
+        return Outcome(document, line, 0)
+
+    _run(work, as_json, verbose=False, quiet=False)
+
+
+@app.command()
+def prune(
+    checks: Checks = Path("checks"),
+    older_than: Annotated[float | None, typer.Option(metavar="DAYS", min=0, help="Checks of more days go.")] = None,
+    max_checks: Annotated[int | None, typer.Option(metavar="N", min=0, help="The oldest go until N are left.")] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The oldest go until all take no more, as 20G.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove old checks; never one that runs, nor the newest divergent one of each profile."""
+
+    def work() -> Outcome:
+        from probe.disk import parse_size, prune, pruned_lines
+
+        size = None if max_bytes is None else parse_size(max_bytes)
+        result = prune(checks, older_than, max_checks, size, dry_run)
+        *lines, last = pruned_lines(result)
+        for line in lines:
+            logging.getLogger("firstdiff").info("%s", line)
+        return Outcome(result.as_dict(), last, 2 if result.failed else 0)
+
+    _run(work, as_json, verbose=False, quiet=False)
+
+
+@app.command()
+def unpack(
+    dump: Annotated[Path, typer.Argument(help="A dump folder (msprobe_dump) that was compressed.")],
+    target: Annotated[Path, typer.Argument(help="A new folder for its files.")],
+    as_json: Json = False,
+) -> None:
+    """Write the files of a compressed dump into a folder, for msprobe's own tools."""
+
+    def work() -> Outcome:
+        from flows.past import unpack_dump
+
+        document = unpack_dump(dump, target)
+        return Outcome(document, f"unpacked into {target}", 0)
+
+    _run(work, as_json, verbose=False, quiet=False)
+
+
 def _answer(document: dict[str, Any], folder: Path) -> Outcome:
     from probe.report import last_line
 
     report = os.path.relpath(folder / "report.html")
     return Outcome(document, last_line(document, Path(report)), EXIT_CODES[document["verdict"]])
-
-
-def _with_secrets(profile: Profile, verbose: bool) -> Profile:
-    """The profile of a host that starts no flow, with its Secret blocks: only for them does it need Prefect."""
-    from probe.config import env_entries, plain
-
-    found = [env[name] for _, env, name in env_entries(plain(profile))]
-    if not any(isinstance(value, dict) and value.get("secret") for value in found):
-        return profile
-    settings.prepare(verbose)
-    settings.connect()
-    from flows.secrets import with_secrets
-
-    return with_secrets(profile)
 
 
 def _shared_folder(out: Path | None) -> Path:

@@ -9,19 +9,44 @@ Source of the workflow: MindSpeed-RL, ``docs/features/msprobe.md``.
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 from prefect.utilities.annotations import quote
 
+from flows.logs import bearable_trainer_log
+from flows.names import check_name
+from flows.page import show_check
 from flows.permissions import require_allowed
-from flows.secrets import with_secrets
-from probe.config import Profile, load_profile, to_yaml
-from probe.errors import DumpError, InconclusiveError, TrainerError
-from probe.launch import check_folder, dump_folder, launcher_for, leading
+from flows.states import state_of, state_of_error
+from probe.checks import open_check
+from probe.config import Profile, Request, mapping_yaml, parse_request, resolve, to_yaml
+from probe.config.request import (
+    Algorithm,
+    Cublas,
+    Device,
+    Hccl,
+    KeyDataChoice,
+    Lines,
+    OneOrZero,
+    OnErrorChoice,
+    OptionalInteger,
+    OptionalNumber,
+    OptionalText,
+    ProfileName,
+    Switch,
+)
+from probe.disk import require_room, settle
+from probe.errors import DumpError, FirstdiffError, InconclusiveError, TrainerError
+from probe.history import begin
+from probe.launch import devices_reserved, dump_folder, launcher_for, leading
 from probe.locate import Conclusion, SecondPair, target_of
+from probe.masking import masked_profile
 from probe.report import CheckResult, Tables, reservations
 from probe.store.reader import Dump, read_dump
 from probe.types import Target
@@ -39,28 +64,99 @@ from tasks.report import write_results
 Value = TypeVar("Value")
 
 
-@flow(name="determinism-check", validate_parameters=False, persist_result=False, log_prints=False)
-def determinism_check(profile: str, overrides: list[str] | None = None, out: str | None = None) -> dict[str, Any]:
-    """Trains twice, compares, and where the runs differ trains twice more to name the first differing module.
+@flow(
+    name="determinism-check",
+    flow_run_name=check_name,
+    validate_parameters=False,  # they are validated inside, in one sentence
+    persist_result=False,
+    log_prints=False,
+)
+def determinism_check(
+    profile: ProfileName = "deterministic",
+    steps: OptionalInteger = None,
+    algorithm: Algorithm = "as in the profile",
+    device: Device = "as in the profile",
+    nproc_per_node: OptionalInteger = None,
+    seed: OptionalInteger = None,
+    sampling_seed: OptionalInteger = None,
+    deterministic_algorithms: Switch = "as in the profile",
+    cublas_workspace_config: Cublas = "as in the profile",
+    hccl_deterministic: Hccl = "as in the profile",
+    lccl_deterministic: OneOrZero = "as in the profile",
+    atb_matmul_shuffle_k_enable: OneOrZero = "as in the profile",
+    close_matmul_k_shift: OneOrZero = "as in the profile",
+    python_hash_seed: OptionalInteger = None,
+    num_threads: OptionalInteger = None,
+    key_data: KeyDataChoice = "as in the profile",
+    on_error: OnErrorChoice = "as in the profile",
+    time_limit: OptionalNumber = None,
+    stall_seconds: OptionalNumber = None,
+    overrides: Lines = "",
+    out: OptionalText = None,
+    force: bool = False,
+) -> State[Any]:
+    """Trains twice, compares bit for bit, and where the runs differ trains twice more to name the first module.
 
     Args:
-        profile: Name or path of the profile.
-        overrides: ``dotted.key=value`` entries over the profile.
-        out: The check's folder; None makes a new one in ``checks``.
+        profile: The experiment: one of the profiles present when this was deployed, or the path of a .yaml file on the
+            worker's machine.
+        steps: Training steps that are recorded and compared, 1 to 1,000,000. Empty: as in the profile.
+        algorithm: GRPO, PPO or DAPO, for the integrated trainer.
+        device: Where the integrated trainer trains; auto takes an NPU before a GPU before the CPU.
+        nproc_per_node: Processes that torchrun starts, 1 to 4,096. Empty: as in the profile.
+        seed: Seed of weights, data and random states of the integrated trainer, 0 to 4,294,967,295. Empty: as in the
+            profile.
+        sampling_seed: Seed of the rollout's sampling, 0 to 4,294,967,295. Empty: as in the profile.
+        deterministic_algorithms: torch.use_deterministic_algorithms; on makes an operation without a deterministic
+            form an error.
+        cublas_workspace_config: CUBLAS_WORKSPACE_CONFIG for the trainer.
+        hccl_deterministic: HCCL_DETERMINISTIC for the trainer, the order of reductions between NPUs.
+        lccl_deterministic: LCCL_DETERMINISTIC for the trainer.
+        atb_matmul_shuffle_k_enable: ATB_MATMUL_SHUFFLE_K_ENABLE for the trainer.
+        close_matmul_k_shift: CLOSE_MATMUL_K_SHIFT for the trainer.
+        python_hash_seed: PYTHONHASHSEED for the trainer, 0 to 4,294,967,295. Empty: as in the profile.
+        num_threads: Threads of one CPU operation, 1 to 4,096. Empty: as in the profile.
+        key_data: What is recorded: full keeps values, digests only what is needed for the verdict, off nothing.
+        on_error: What an error inside the probe does: raise ends the trainer, continue trains on unrecorded.
+        time_limit: Longest time of one of the runs in seconds, above 0, at most 2,592,000. Empty: as in the profile.
+        stall_seconds: Longest time without progress in seconds, above 0, at most 2,592,000. Empty: as in the profile.
+        overrides: Any other keys of the profile, one dotted.key=value a line, such as
+            trainer.config.actor_config.lr=1e-6. They are applied last.
+        out: The check's folder on the worker's machine, new or empty. Empty makes one in checks.
+        force: Start though the disk has too little room.
 
     Returns:
-        The content of ``verdict.json``, and the check's folder as ``folder``.
-
-    Raises:
-        UsageError: The profile or the folder is wrong.
+        A final state by the name of the verdict. ``flows.states.document_of`` reads the content of ``verdict.json``
+        from it, with the check's folder as ``folder``.
     """
+    values = locals()
+    fields = {name: value for name, value in values.items() if name not in ("out", "force")}
+    try:
+        request = parse_request(fields)
+        require_allowed(request)
+        document = _run(request, out or None, force)
+    except (FirstdiffError, OSError) as error:
+        return state_of_error(error, out or "checks")
+    return state_of(document)
+
+
+def _run(request: Request, out: str | None, force: bool) -> dict[str, Any]:
     start = time.monotonic()
-    require_allowed(profile, overrides)
-    resolved = with_secrets(load_profile(profile, overrides))
-    folder = check_folder(profile, out)
-    (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
-    result = CheckResult("inconclusive")
-    with leading(resolved, folder):
+    resolved = resolve(request)
+    entries = request.entries()
+    if not force:
+        require_room(Path(out or "checks/new"), request.profile, resolved, entries)
+    result = CheckResult("inconclusive", notes=resolved.remarks)
+    for remark in resolved.remarks:
+        logging.getLogger("firstdiff").warning("%s", remark)
+    with (
+        bearable_trainer_log(),
+        open_check(request.profile, out, flow_run.id) as folder,
+        leading(resolved, folder),
+        devices_reserved(resolved),
+    ):
+        begin(folder, request.profile, resolved, entries)
+        (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
         try:
             _check(resolved, folder, result)
         except InconclusiveError as error:
@@ -69,13 +165,18 @@ def determinism_check(profile: str, overrides: list[str] | None = None, out: str
             result.log_tail = error.log_tail
         result.seconds = time.monotonic() - start
         document = write_results(_whole(result), folder)
+        show_check(request.profile, resolved, result, document, folder)
+    settle(folder, resolved)
     return {**document, "folder": str(folder)}
 
 
 def profile_yaml(profile: Profile) -> str:
-    """The resolved profile as YAML that ``firstdiff check`` takes again: without what a check sets itself."""
+    """The resolved profile as YAML that ``firstdiff check`` takes again: without what a check sets itself.
+
+    Secret values are masked; whoever uses the file gives them by ``--set``.
+    """
     if profile.trainer.kind != "integrated":
-        return to_yaml(profile)
+        return mapping_yaml(masked_profile(profile.model_dump(mode="json")))
     own = {"msprobe": True, "dump_path": True}
     return to_yaml(profile, exclude={"trainer": {"config": {"msprobe_config": own}}})
 

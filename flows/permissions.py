@@ -1,95 +1,69 @@
-"""What a flow run of a deployment may change: never what is run, unless the worker allows it.
+"""What a flow run of a deployment may ask for: whoever fills in a form runs no program that is in no profile.
 
-Whoever can fill in a deployment's form can choose among the profiles that somebody put on the worker. What these
-profiles run, where, with which variables, and which files it reads and writes is their owner's decision.
+On a worker, the profiles in its profile folders are what its owner allows. A form chooses among them and changes what
+they train, not which program runs, where, and with which variables. ``FIRSTDIFF_ALLOW_COMMANDS`` on the worker lifts
+that; ``FIRSTDIFF_PROFILE_FOLDERS`` names further folders, with ``:`` between them. ``firstdiff check`` is not limited.
+
+Whoever may set job variables may set these, as well as the very command of the flow's process: that is for Prefect's
+own permissions and the work pool's template to forbid.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prefect.context import FlowRunContext
+from prefect.runtime import deployment
 
-from probe.config import SHIPPED_PROFILES, find_profile, read_override
-from probe.errors import ConfigError, UsageError
+from flows.settings import FOLDERS
+from probe.config import Profile, Request, find_profile, load_profile, profile_of, resolve
+from probe.config.loading import SHIPPED_PROFILES
+from probe.config.request import SOURCE
+from probe.errors import ConfigError
 
 ALLOW = "FIRSTDIFF_ALLOW_COMMANDS"
-"""The variable of a worker that lets parameters change everything."""
-OF_A_WORKER = "PREFECT__FLOW_RUN_ID"
-"""The variable that every process has which a worker, ``serve`` or ``flow-run execute`` started for a flow run."""
-
-OWNERS = tuple(
-    tuple(key.split("."))
-    for key in (
-        *("trainer.kind", "trainer.command", "trainer.cwd", "trainer.env", "trainer.local_dump"),
-        *("trainer.rdzv_endpoint", "trainer.config.model.path", "trainer.config.megatron_training.load"),
-        *("trainer.config.megatron_training.save", "trainer.config.megatron_training.data_path"),
-    )
-)
-"""Keys that the owner of a profile decides: what is run, and which folders and hosts it has to do with."""
+KEYS = ("kind", "command", "cwd", "env", "repo")
+"""Keys of ``trainer`` that say what runs."""
+_NOT_SET = ("", "0", "false", "no", "off")
 
 
-def require_allowed(profile: str, overrides: list[str] | None = None) -> None:
-    """Refuses parameters that would have a flow run of a deployment run something that no profile here says.
+def require_allowed(request: Request) -> None:
+    """Sees to it that a flow run of a deployment runs only what its worker's owner allows.
 
     Args:
-        profile: Name or path of the profile.
-        overrides: ``dotted.key=value`` entries over it.
+        request: What is asked for.
 
     Raises:
-        UsageError: The profile is in none of the folders for profiles, or an entry changes what its owner decides.
+        ConfigError: It asks for something else; names the field.
+        UsageError: There is no such profile.
     """
-    if not of_a_deployment() or is_allowed():
+    if not _is_deployed() or os.environ.get(ALLOW, "").strip().lower() not in _NOT_SET:
         return
-    file = find_profile(profile)  # with links and .. resolved
-    folders = [(Path.cwd() / "profiles").resolve(), SHIPPED_PROFILES.resolve()]
-    if not any(file.is_relative_to(folder) for folder in folders):
-        where = " or ".join(map(str, folders))
-        raise UsageError(
-            f"profile: {profile} is not in {where}, and a flow run of a deployment takes no other; put it there, or set"
-            f" {ALLOW}=1 on the worker"
+    file = find_profile(request.profile).resolve()
+    if not any(file.is_relative_to(folder) for folder in _profile_folders()):
+        problem = (
+            f"{request.profile!r:.200} lies outside the worker's profile folders; {FOLDERS} on the worker names more"
         )
-    for override in overrides or []:
-        key, value = read_override(override)
-        found = next(_of_the_owner(tuple(key.split(".")), value), None)
-        if found is not None:
-            raise ConfigError(
-                "overrides",
-                found,
-                f"a flow run of a deployment may not change it; set it in the profile, or {ALLOW}=1 on the worker",
-            )
+        raise ConfigError(SOURCE, "profile", problem)
+    asked, allowed = resolve(request), load_profile(request.profile)
+    for run in ("a", "b"):
+        mine, theirs = _what_runs(profile_of(asked, run)), _what_runs(profile_of(allowed, run))
+        for key in KEYS:
+            if mine.get(key) != theirs.get(key):
+                problem = f"trainer.{key} may not be changed in a deployment, unless {ALLOW} is set on the worker"
+                raise ConfigError(SOURCE, "overrides", problem)
 
 
-def of_a_deployment() -> bool:
-    """Whether this process works for a deployment, in the flow itself or in one that it calls."""
-    if os.environ.get(OF_A_WORKER):
-        return True
-    context = FlowRunContext.get()
-    return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
+def _what_runs(profile: Profile) -> dict[str, Any]:
+    return profile.trainer.model_dump(mode="json", include=set(KEYS))
 
 
-def is_allowed() -> bool:
-    """Whether the worker allows everything."""
-    return os.environ.get(ALLOW, "").strip().lower() not in ("", "0", "false", "no", "off")
+def _is_deployed() -> bool:
+    """Whether a worker or a runner started this process for a deployment's flow run, be this one or one within it."""
+    return bool(os.environ.get("PREFECT__FLOW_RUN_ID")) or deployment.id is not None
 
 
-def _of_the_owner(key: tuple[str, ...], value: Any) -> Iterator[str]:
-    """The keys of the owner that an entry sets, however it is nested."""
-    if key[:2] == ("check", "b"):
-        if len(key) > 2:
-            yield from _of_the_owner(key[2:], value)
-        elif isinstance(value, dict):
-            for name, each in value.items():
-                yield from _of_the_owner(tuple(str(name).split(".")), each)
-        return
-    if any(key[: len(owned)] == owned for owned in OWNERS):
-        yield ".".join(key)
-    elif key == ("check",) or any(owned[: len(key)] == key for owned in OWNERS):
-        if isinstance(value, dict):
-            for name, each in value.items():
-                yield from _of_the_owner((*key, str(name)), each)
-        elif value is not None:
-            yield ".".join(key)  # a file in place of the section, say
+def _profile_folders() -> list[Path]:
+    more = filter(None, os.environ.get(FOLDERS, "").split(os.pathsep))
+    return [folder.resolve() for folder in (Path.cwd() / "profiles", SHIPPED_PROFILES, *map(Path, more))]

@@ -168,7 +168,7 @@ class _Training:
         if self.total is None:
             return f"{done}, {rate}"
         left = max(0.0, seconds * (self.total - self.seen.steps) - (time.monotonic() - self._last[0]))
-        return f"{done}, {rate}, {_duration(left)} left in this run"
+        return f"{done}, {rate}, {_duration(left)} left"
 
     def contents(self) -> str:
         tags = [printable(tag)[:_LONGEST_TAG] for tag in list(self.seen.tags)[-_TAGS_SHOWN:]]

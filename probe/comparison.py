@@ -20,6 +20,7 @@ from probe.locate import SecondPair, conclude, first_key_data
 from probe.locate.cause import cause_of_layers
 from probe.report import (
     CheckResult,
+    DumpNames,
     key_data_tables,
     layer_tables,
     reservations,
@@ -28,7 +29,9 @@ from probe.report import (
     write_summary,
     write_verdict,
 )
+from probe.store.packing import unpacked
 from probe.store.reader import read_dump
+from probe.store.reduction import reductions
 from probe.types import Verdict
 
 
@@ -57,6 +60,28 @@ def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{out}: the folder cannot be made ({error.strerror}); name another with --out") from error
+    with unpacked(a) as left, unpacked(b) as right:
+        names = DumpNames({left: a, right: b})
+        with names.in_errors():
+            result = _compare(left, right, allow_different)
+        result.runs = {"a": a, "b": b}
+        if a.resolve() == b.resolve():
+            result.notes.insert(0, "both dumps are the same folder")
+        if out is not None:
+            result.tables = [key_data_tables(left, right, out / "keydata"), layer_tables(left, right, out / "layers")]
+        names.put_into(result)
+        if out is not None and result.key_data is not None:
+            result.summary = write_summary(result.key_data, out / "keydata")
+        result.seconds = time.monotonic() - start
+        document = verdict_document(result, None)
+        if out is not None:
+            write_verdict(document, out)
+            write_report(result, document, out)
+    return document
+
+
+def _compare(a: Path, b: Path, allow_different: Sequence[str]) -> CheckResult:
+    """What two dump folders that can be read hold."""
     dump_a, dump_b = read_dump(a), read_dump(b)
     key_data = compare_key_data(dump_a, dump_b)
     layers = compare_layers(a, b)
@@ -69,11 +94,8 @@ def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[
         key_data=key_data,
         first_key_data=first,
         layers=layers if has_layers else None,
-        runs={"a": a, "b": b},
     )
-    if a.resolve() == b.resolve():
-        result.notes.append("both dumps are the same folder")
-    result.notes += reservations(dump_a, dump_b, key_data)
+    result.notes += [*reservations(dump_a, dump_b, key_data), *reductions(a, b)]
     result.configurations = compare_configurations(a, b, allow_different)
     result.judge_experiments()
     if result.error is None:
@@ -82,16 +104,7 @@ def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[
         result.first, result.cause = answer.first, answer.cause
         if first is None and (located := cause_of_layers(None, layers)) is not None:
             result.first, result.cause = located
-    if out is None:
-        result.seconds = time.monotonic() - start
-        return verdict_document(result, None)
-    result.tables = [key_data_tables(a, b, out / "keydata"), layer_tables(a, b, out / "layers")]
-    result.summary = write_summary(key_data, out / "keydata")
-    result.seconds = time.monotonic() - start
-    document = verdict_document(result, None)
-    write_verdict(document, out)
-    write_report(result, document, out)
-    return document
+    return result
 
 
 def _verdict(key_data: KeyDataComparison, layers: LayerComparison) -> Verdict:

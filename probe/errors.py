@@ -6,9 +6,12 @@
     ├── UsageError            exit 64: the user asked for something that cannot be done
     │   └── ConfigError       exit 64: a profile, a trainer configuration or a ``--set``; names the file and the key
     ├── InconclusiveError     exit 2: no verdict can be given
-    │   ├── TrainerError      the trainer failed, hung or never ran; carries the end of its log
-    │   └── DumpError         a dump folder cannot be read or written
-    │       └── RecordError   a value cannot be recorded (raised by ``probe.save``)
+    │   ├── TrainerError      the trainer failed or never ran; carries the end of its log
+    │   │   └── HangError     it ran too long, or made no progress
+    │   ├── DumpError         a dump folder cannot be read or written
+    │   │   └── RecordError   a value cannot be recorded (raised by ``probe.save``)
+    │   └── HistoryError      the index of checks cannot be read or written
+    │       └── DamagedHistoryError   it is no SQLite file any more, or a row makes no sense
     └── InternalError         exit 70: a defect of ours
 
 Each message is one sentence for a person: it names the file and the key, and says what to do.
@@ -18,8 +21,11 @@ from __future__ import annotations
 
 __all__ = [
     "ConfigError",
+    "DamagedHistoryError",
     "DumpError",
     "FirstdiffError",
+    "HangError",
+    "HistoryError",
     "InconclusiveError",
     "InternalError",
     "RecordError",
@@ -79,12 +85,24 @@ class TrainerError(InconclusiveError):
         super().__init__(message)
 
 
+class HangError(TrainerError):
+    """A trainer ran longer than it may, or made no progress; its log ends with the stacks of its processes."""
+
+
 class DumpError(InconclusiveError):
     """A dump folder cannot be read or written."""
 
 
 class RecordError(DumpError):
     """A value cannot be recorded."""
+
+
+class HistoryError(InconclusiveError):
+    """The index of checks cannot be read or written."""
+
+
+class DamagedHistoryError(HistoryError):
+    """The index of checks is damaged; the checks' folders can make it anew."""
 
 
 class InternalError(FirstdiffError):

@@ -1,174 +1,188 @@
-"""Secrets: which variables hold one, and what stands in their place wherever they would be written or shown.
+"""Values that nobody may read in what a check leaves: variables of the trainer whose names look secret.
 
-A masked value is a digest under a key that only this machine's user has, so that two runs can still be compared, and
-nobody who has only the files can guess the value by trying. Standard library only.
+In files a value is replaced by ``***``, the beginning of a keyed digest, and which key that was. Two runs with another
+value are told apart by it, and nobody who reads the file can try out values, since the key never leaves the machine: it
+is made once, in a file that only its owner can read. Digests of two keys say nothing about each other. Where no key can
+be kept there is no digest. In what a trainer prints, the values themselves are replaced, wherever they stand.
+
+Standard library only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
-import json
 import os
 import re
 import secrets
-from collections.abc import Iterable
-from fnmatch import fnmatchcase
-from functools import cache
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-PATTERNS = (
-    *("*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*", "*API_KEY*", "*APIKEY*"),
-    *("*ACCESS_KEY*", "*PRIVATE_KEY*", "*AUTH_KEY*", "*ENCRYPTION_KEY*", "*CONNECTION_STRING*", "*CONNECTION_URL*"),
-    *("*COOKIE*", "*DSN", "AWS_*KEY*", "*_PAT", "*_AUTH", "*_KEY"),
-)
-"""Names of variables that hold a secret, in capitals."""
-NO_SECRETS = ("*TOKENIZER*", "*_TOKENS", "*TOKEN_ID", "*TOKEN_IDS", "TOKENS_*", "*NUM_TOKEN*", "*MAX_TOKEN*")
-"""Names that look like one and are none."""
+MASK = "***"
+KEY_FILE = "FIRSTDIFF_MASK_KEY"
+"""Variable that names the file of the key; without it, it lies in the user's folder of state."""
+SECRET_NAME = re.compile(r"TOKEN(?!S|IZ)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 SHORTEST = 4
-"""Characters of the shortest value that is looked for in a text: shorter ones stand in every other word."""
-_PLAIN_WORDS = frozenset({"true", "false", "none", "null", "auto", "default", "disabled", "enabled"})
-
-_MARK = re.compile(r"<masked:([0-9a-f]{8}):([0-9a-f]{32})>")
-_USERINFO = re.compile(r"://(?P<user>[^\s/@:?#'\"]{0,200}):(?P<password>[^\s/@'\"]{1,500})@")
-_LONGEST_LINE = 1 << 16
-STARS = "***"
-"""What stands for a secret in a text that people read."""
+"""Characters of the shortest value that is looked for in a trainer's output."""
+_MASKED = re.compile(r"\*\*\*( [0-9a-f]{16} by key [0-9a-f]{8})?")
+_NO_SECRETS = ("true", "false", "none", "null")
 
 
 def is_secret(name: str, more: Iterable[str] = ()) -> bool:
-    """Whether a variable's value is a secret, by its name.
+    """Whether a variable's value is not written down.
 
     Args:
-        name: The variable's name.
-        more: Names, or patterns as ``fnmatch`` takes them, beside the known ones; these count in any case.
+        name: Its name.
+        more: Further names that are secret.
 
     Example:
-        >>> is_secret("HF_TOKEN"), is_secret("TOKENIZERS_PARALLELISM"), is_secret("MINE", ["mine"])
+        >>> is_secret("HF_TOKEN"), is_secret("TOKENIZERS_PARALLELISM"), is_secret("LICENCE", ["LICENCE"])
         (True, False, True)
     """
-    upper = name.upper()
-    if any(fnmatchcase(upper, pattern.upper()) for pattern in more):
-        return True
-    known = any(fnmatchcase(upper, pattern) for pattern in PATTERNS)
-    return known and not any(fnmatchcase(upper, pattern) for pattern in NO_SECRETS)
+    return SECRET_NAME.search(name) is not None or name in more
 
 
-def mask(value: str) -> str:
-    """What is written in place of a secret: its digest under this machine's key, and which key that is."""
-    key = _key()
-    name = hashlib.sha256(key).hexdigest()[:8]
-    return f"<masked:{name}:{hmac.new(key, value.encode(errors='surrogatepass'), hashlib.sha256).hexdigest()[:32]}>"
+def is_masked(value: object) -> bool:
+    """Whether a value stands for one that is not written down."""
+    return isinstance(value, str) and _MASKED.fullmatch(value) is not None
 
 
-def mask_urls(text: str) -> str:
-    """Masks the passwords of addresses such as ``https://user:password@host``."""
-    return _USERINFO.sub(lambda found: f"://{found['user']}:{mask(found['password'])}@", text)
-
-
-def is_masked(text: str) -> bool:
-    """Whether a text holds what ``mask`` writes."""
-    return _MARK.search(text) is not None
-
-
-def unknown_whether_same(one: Any, two: Any) -> bool:
-    """Whether two values are the same but for secrets that were masked with different keys: nobody knows then."""
-    if not isinstance(one, str) or not isinstance(two, str) or one == two:
+def tell_nothing(one: object, two: object) -> bool:
+    """Whether two masked values do not show if what they stand for is the same: no digests, or those of two keys."""
+    if not (is_masked(one) and is_masked(two)):
         return False
-    keys = [[found[1] for found in _MARK.finditer(text)] for text in (one, two)]
-    return keys[0] != keys[1] and _MARK.sub("", one) == _MARK.sub("", two)
+    keys = {str(value).partition(" by key ")[2] for value in (one, two)}
+    return len(keys) > 1 or keys == {""}
 
 
-class Hidden:
-    """Takes secrets out of what people read: logs, messages.
+def masked_profile(profile: dict[str, Any], with_digests: bool = True) -> dict[str, Any]:
+    """A profile as a mapping, without the values of variables that are secret.
 
     Args:
-        values: The secrets.
+        profile: The mapping; it stays as it is.
+        with_digests: Whether a masked value shows if two runs had the same.
+    """
+    trainer, check = profile.get("trainer"), profile.get("check")
+    if not isinstance(trainer, dict):
+        return profile
+    key = _key() if with_digests else None
+    more = [str(name) for name in trainer.get("secrets") or ()]
+
+    def variables(found: Any) -> Any:
+        if not isinstance(found, dict):
+            return found
+        return {name: _mask(value, key) if is_secret(str(name), more) else value for name, value in found.items()}
+
+    result = {**profile, "trainer": {**trainer, "env": variables(trainer["env"])} if "env" in trainer else trainer}
+    if isinstance(check, dict) and isinstance(check.get("b"), dict):
+        changes = {}
+        for name, value in check["b"].items():
+            head, _, variable = str(name).partition("trainer.env.")
+            secret = head == "" and is_secret(variable, more)
+            if name == "trainer":
+                value = masked_profile({"trainer": {"secrets": more, **value}})["trainer"] if value else value
+            changes[name] = variables(value) if name == "trainer.env" else _mask(value, key) if secret else value
+        result["check"] = {**check, "b": changes}
+    return result
+
+
+def secret_values(variables: Mapping[str, str], more: Iterable[str] = ()) -> list[str]:
+    """Values that may not stand in a trainer's output, of some variables.
+
+    Args:
+        variables: The trainer's environment.
+        more: Further names that are secret.
+    """
+    named = list(more)
+    found: dict[str, None] = {}
+    for name, value in variables.items():
+        if is_secret(name, named) and not is_masked(value):
+            found.update(dict.fromkeys([value, *value.splitlines()]))  # a key of several lines may be printed apart
+    return [value for value in found if len(value.strip()) >= SHORTEST and value.lower() not in _NO_SECRETS]
+
+
+class Masker:
+    """Replaces values in a stream, also where one comes in several parts.
+
+    Args:
+        values: What to replace.
 
     Example:
-        >>> Hidden(["hunter2!"]).text("my password is hunter2!, at ftp://me:pw@host")
-        'my password is ***, at ftp://me:***@host'
+        >>> masker = Masker(["hunter2"])
+        >>> masker.feed(b"it is hunt") + masker.feed(b"er2.") + masker.rest()
+        b'it is ***.'
     """
 
     def __init__(self, values: Iterable[str]) -> None:
-        forms = {form for value in values for form in _forms(value)}
-        longest_first = sorted(forms, key=len, reverse=True)
-        self.longest = max(map(len, forms), default=0)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if forms else None
-        self._signs = [b"://", *(form.encode(errors="surrogateescape") for form in forms)]
-        self._rest = b""
-
-    @classmethod
-    def of(cls, environment: dict[str, str], more: Iterable[str] = ()) -> Hidden:
-        """For a process with an environment: the values of its secret variables, and passwords in its addresses."""
-        names = list(more)
-        found = [value for name, value in environment.items() if is_secret(name, names)]
-        found += [match["password"] for value in environment.values() for match in _USERINFO.finditer(value)]
-        return cls(found)
-
-    def text(self, text: str) -> str:
-        """A text without them."""
-        if self._pattern is not None:
-            text = self._pattern.sub(STARS, text)
-        return _USERINFO.sub(rf"://\g<user>:{STARS}@", text)
+        encoded = {value.encode(errors="surrogateescape") for value in values} - {b""}
+        self._values = sorted(encoded, key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, self._values))) if encoded else None
+        self._held = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """A stream without them: all whole lines that are there now. A secret may come in pieces.
+        """Takes the next part of the stream; returns what is known to hold no value."""
+        if self._pattern is None:
+            return chunk
+        buffer, self._held = self._held + chunk, b""
+        done: list[bytes] = []
+        start, held = 0, self._beginning(buffer, 0)
+        for match in self._pattern.finditer(buffer):
+            if match.start() >= held:
+                break  # it may be the beginning of a longer one
+            done += [buffer[start : match.start()], MASK.encode()]
+            start = match.end()
+            if start > held:
+                held = self._beginning(buffer, start)
+        self._held = buffer[held:]
+        return b"".join([*done, buffer[start:held]])
 
-        A line that does not end is handed on in pieces, once it is long.
-        """
-        data = self._rest + chunk
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if len(data) - end > _LONGEST_LINE:
-            data = self._bytes(data)
-            end = len(data) - min(len(data), 4 * self.longest + 1024)
-            self._rest = data[end:]
-            return data[:end]
-        self._rest = data[end:]
-        return self._bytes(data[:end])
+    def rest(self) -> bytes:
+        """What was held back, since it looked like the beginning of a value; the stream has ended."""
+        rest, self._held = self._held, b""
+        return rest if self._pattern is None else self._pattern.sub(MASK.encode(), rest)
 
-    def flush(self) -> bytes:
-        """What is left at the end of a stream."""
-        rest, self._rest = self._rest, b""
-        return self._bytes(rest)
+    def text(self, text: str) -> str:
+        """A whole text without the values."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(MASK.encode(), text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
 
-    def _bytes(self, data: bytes) -> bytes:
-        if not any(sign in data for sign in self._signs):
-            return data  # most of what trainers print, at the speed of memory
-        return self.text(data.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+    def _beginning(self, buffer: bytes, start: int) -> int:
+        """Where the first possible beginning of a value that may go on stands; the end where there is none."""
+        longest = len(self._values[0]) - 1
+        for place in range(max(start, len(buffer) - longest), len(buffer)):
+            tail = buffer[place:]
+            if any(len(tail) < len(value) and value.startswith(tail) for value in self._values):
+                return place
+        return len(buffer)
 
 
-def _forms(value: str) -> list[str]:
-    """How a value may stand in a text: as it is, in a URL, in JSON, as Python writes it, and line by line."""
-    lines = value.splitlines() if "\n" in value.strip() else []
-    forms = [value, value.strip(), quote(value, safe=""), json.dumps(value)[1:-1], repr(value)[1:-1]]
-    forms += [line.strip() for line in lines if len(line.strip()) >= 2 * SHORTEST]
-    return [form for form in forms if len(form) >= SHORTEST and form.lower() not in _PLAIN_WORDS]
+def _mask(value: Any, key: bytes | None) -> str:
+    if is_masked(value):
+        return str(value)
+    if key is None:
+        return MASK
+    digest = hmac.new(key, str(value).encode(errors="surrogateescape"), hashlib.sha256).hexdigest()
+    return f"{MASK} {digest[:16]} by key {hashlib.sha256(key).hexdigest()[:8]}"
 
 
-@cache
-def _key() -> bytes:
-    """This user's key on this machine, made at its first use; where it cannot be kept, one for this process."""
-    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    file = Path(base, "firstdiff", "mask.key")
+def _key() -> bytes | None:
+    """This user's key, made where there is none yet; None where it cannot be kept."""
+    named = os.environ.get(KEY_FILE)
+    state = os.environ.get("XDG_STATE_HOME")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        made = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
-        if not file.exists():
-            descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as stream:
-                stream.write(secrets.token_hex(32))
-            try:
-                os.link(made, file)  # whoever comes second takes the first one's
-            except FileExistsError:
-                pass
-            finally:
-                made.unlink()
-        key = bytes.fromhex(file.read_text(encoding="ascii").strip())
-        if len(key) == 32:
-            return key
-    except (OSError, ValueError):
-        pass
-    return secrets.token_bytes(32)
+        path = Path(named) if named else (Path(state) if state else Path.home() / ".local/state") / "firstdiff/mask.key"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # only its owner can read it
+                file.write(secrets.token_bytes(32))
+                file.flush()
+                with contextlib.suppress(FileExistsError):  # another check was first
+                    os.link(file.name, path)
+        key = path.read_bytes()
+    except (OSError, RuntimeError):
+        return None
+    return key if len(key) >= 16 else None

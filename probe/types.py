@@ -79,6 +79,10 @@ KeyData = Literal["full", "digests", "off"]
 OnError = Literal["raise", "continue"]
 RunName = Literal["a", "b", "c", "d"]
 
+STACK_SIGNAL = 39
+"""Signal on which a process whose Probe is open writes its stacks: a real-time one (SIGRTMIN + 5), as scripts have uses
+of their own for SIGUSR1."""
+
 EXIT_CODES: dict[str, int] = {"identical": 0, "equivalent": 0, "divergent": 1, "inconclusive": 2}
 
 

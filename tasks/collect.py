@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from prefect import task
 
 from probe.config import Profile, profile_of
-from probe.launch import dump_folder, launcher_for, run_spec, training_steps
+from probe.launch import begin_run, dump_folder, is_finished, launcher_for, run_spec, training_steps
 from probe.types import Target
 from tasks import UNCACHED, Begun, begin
+from tasks.progress import shown_progress
+
+log = logging.getLogger("firstdiff")
 
 
 @task(name="1 collect key data", task_run_name="1 collect key data {run}", **UNCACHED)
@@ -26,10 +30,15 @@ def collect_layers(profile: Profile, folder: Path, run: str, target: Target) -> 
 
 def _collect(profile: Profile, folder: Path, run: str, target: Target | None, last_step: int | None) -> Path:
     dump = dump_folder(folder, run)
-    dump.parent.mkdir()
     own = profile_of(profile, run)
     spec = run_spec(own, run, dump, target, last_step)
+    if is_finished(dump.parent, spec):
+        log.info("run %s: whole already, from an earlier attempt at this check", run)
+        return dump
+    begin_run(dump.parent)
+    steps = training_steps(own, spec)
     what = f"run {run}, training" + (f" and dumping the layers of step {target.step}" if target else "")
-    begin(Begun(4 if target else 1, what, dump, training_steps(own, spec)))
-    launcher_for(own).run(dump.parent, spec)
+    begin(Begun(4 if target else 1, what, dump, steps))
+    with shown_progress(run, dump, steps):
+        launcher_for(own).run(dump.parent, spec)
     return dump

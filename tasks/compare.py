@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 
@@ -11,6 +12,7 @@ from probe.compare import ConfigurationComparison, KeyDataComparison, LayerCompa
 from probe.compare import compare_configurations as compare_experiments
 from probe.compare import compare_key_data as compare_records
 from probe.compare import compare_layers as compare_windows
+from probe.comparison import compare_dumps
 from probe.locate import SecondPair
 from probe.report import Tables, key_data_tables, layer_tables
 from probe.store.reader import Dump, read_dump
@@ -59,3 +61,9 @@ def make_layer_tables(c: Path, d: Path, folder: Path) -> Tables:
     """Has compare_distributed make its tables."""
     begin(Begun(5, "making msprobe's tables of the layers"))
     return layer_tables(c, d, folder)
+
+
+@task(name="compare two dumps", **UNCACHED)
+def compare_two_dumps(a: Path, b: Path, out: Path | None, allowed: list[str]) -> dict[str, Any]:
+    """Compares what two dump folders hold; returns the content of ``verdict.json``."""
+    return compare_dumps(a, b, out, allowed)

@@ -13,23 +13,28 @@ from typing import Any
 
 import pytest
 
-PACKAGES = ("probe", "probe.collect", "probe.compare", "probe.config", "probe.launch", "probe.locate", "probe.report")
+PACKAGES = (
+    *("probe", "probe.collect", "probe.compare", "probe.config", "probe.disk", "probe.history", "probe.launch"),
+    *("probe.locate", "probe.report"),
+)
 
 BELOW = {
     "types": set(),
     "errors": set(),
     "keys": set(),
-    "privacy": set(),
     "masking": set(),
-    "config": {"types", "errors", "keys", "masking"},
+    "config": {"masking", "types", "errors", "keys"},
     "store": {"types", "errors"},
-    "compare": {"store", "types", "errors", "keys", "masking"},
+    "compare": {"masking", "store", "types", "errors", "keys"},
     "locate": {"compare", "store", "types", "errors"},
     "report": {"locate", "compare", "store", "types", "errors"},
     "collect": {"store", "types", "errors"},
-    "launch": {"config", "store", "types", "errors", "masking"},
-    "trainer": {"collect", "config", "types", "errors", "privacy"},
+    "launch": {"masking", "config", "store", "types", "errors"},
+    "history": {"masking", "compare", "config", "store", "types", "errors", "keys"},
+    "disk": {"history", "launch", "config", "store", "types", "errors", "keys"},
+    "trainer": {"collect", "config", "types", "errors"},
     "comparison": {"report", "locate", "compare", "store", "types", "errors"},
+    "checks": {"launch", "report"},
     "doctor": {"collect"},
     "bench": {"collect", "trainer", "launch", "compare", "config", "store", "types", "errors"},
 }
@@ -116,7 +121,14 @@ def test_command_line_says_what_is_wrong_before_prefect_starts() -> None:
         (["check", "demo", "--set", "trainer.config.msprobe_config.dump_path=x"], ["msprobe_config.dump_path"]),
         (["check", "demo", "--set", "trainer.config.msprobe_config.reference_dmp=true"], ["reference_dump"]),
         (["check", "demo", "--out", "/proc/nowhere"], ["/proc/nowhere"]),
+        (["check", "demo", "--set", "check.keep=some"], ["demo.yaml", "check.keep", "all", "divergent: 30"]),
         (["compare", "only-one"], ["dump_b"]),
+        (["history"], ["checks", "--checks"]),
+        (["history", "nope", "--checks", "."], ["nope", "none at all"]),
+        (["prune", "--checks", "."], ["--older-than", "--max-checks", "--max-bytes"]),
+        (["prune", "--checks", ".", "--max-bytes", "many"], ["many", "20G"]),
+        (["prune", "--checks", "nowhere", "--max-checks", "1"], ["nowhere", "--checks"]),
+        (["unpack", "nowhere", "x"], ["nowhere", "no such dump folder"]),
         (["bench", "nope"], ["nope", "recording, bytes, digests"]),
     ],
 )

@@ -6,7 +6,14 @@ without torch, except for layer dumps, whose tensors only torch reads.
 
 from __future__ import annotations
 
-from probe.compare.configurations import ConfigurationComparison, KeyDifference, compare_configurations
+from probe.compare.configurations import (
+    ConfigurationComparison,
+    KeyDifference,
+    compare_configurations,
+    compare_experiments,
+    counted_values,
+    read_experiment,
+)
 from probe.compare.entries import Cell, Entry, KeyDataComparison
 from probe.compare.keydata import compare_key_data
 from probe.compare.layers import LayerComparison, LayerDifference, compare_layers
@@ -20,6 +27,9 @@ __all__ = [
     "LayerComparison",
     "LayerDifference",
     "compare_configurations",
+    "compare_experiments",
     "compare_key_data",
     "compare_layers",
+    "counted_values",
+    "read_experiment",
 ]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from probe.config.algorithm import RLConfig
 from probe.config.loading import (
-    SHIPPED_PROFILES,
     find_profile,
     load_profile,
     load_trainer_config,
+    mapping_yaml,
     profile_schema,
-    read_override,
+    read_yaml,
     to_yaml,
 )
 from probe.config.msprobe import MsprobeConfig
@@ -23,18 +23,18 @@ from probe.config.profile import (
     Determinism,
     Fault,
     IntegratedTrainer,
+    Keep,
     Launch,
     Layers,
     Profile,
     Record,
     TrainerRunConfig,
 )
+from probe.config.request import Request, override_lines, parse_request, profile_names, resolve
 from probe.config.training import GenerateConfig, MegatronTraining, ModelConfig, SamplingConfig, TrainingConfig
-from probe.config.variables import Source, env_entries, hand_on
-from probe.config.variant import plain, profile_of
+from probe.config.variant import profile_of
 
 __all__ = [
-    "SHIPPED_PROFILES",
     "ActorConfig",
     "Check",
     "CommandTrainer",
@@ -43,6 +43,7 @@ __all__ = [
     "Fault",
     "GenerateConfig",
     "IntegratedTrainer",
+    "Keep",
     "Launch",
     "Layers",
     "MegatronTraining",
@@ -51,19 +52,21 @@ __all__ = [
     "Profile",
     "RLConfig",
     "Record",
+    "Request",
     "SamplingConfig",
-    "Source",
     "TrainerRunConfig",
     "TrainingConfig",
     "UpdateConfig",
-    "env_entries",
     "find_profile",
-    "hand_on",
     "load_profile",
     "load_trainer_config",
-    "plain",
+    "mapping_yaml",
+    "override_lines",
+    "parse_request",
+    "profile_names",
     "profile_of",
     "profile_schema",
-    "read_override",
+    "read_yaml",
+    "resolve",
     "to_yaml",
 ]

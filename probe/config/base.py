@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from probe.errors import ConfigError
-from probe.masking import is_secret
 
 
 class StrictModel(BaseModel):
@@ -30,8 +29,6 @@ def first_problem(error: ValidationError, source: str, root: type[BaseModel], pr
     location = list(finding["loc"])
     if location[:1] == ["trainer"] and location[1:2] in (["integrated"], ["command"]):
         del location[1]  # it only says which kind of trainer was tried
-    if location[:2] == ["trainer", "env"]:
-        del location[3:4]  # it only says that no text was given
     key = ".".join([prefix] * bool(prefix) + [str(part) for part in location])
     match finding["type"]:
         case "extra_forbidden":
@@ -45,8 +42,7 @@ def first_problem(error: ValidationError, source: str, root: type[BaseModel], pr
             problem = f"must be one of {finding['ctx'].get('expected_tags', 'the known kinds')}"
         case _:
             message = finding["msg"][0].lower() + finding["msg"][1:]
-            hidden = any(is_secret(part) for part in map(str, location)) or location[:2] == ["trainer", "env"]
-            problem = message if hidden else f"{message}, not {_short(finding['input'])}"
+            problem = f"{message}, not {_short(finding['input'])}"
     return ConfigError(source, key, problem)
 
 

@@ -14,10 +14,8 @@ from pydantic import ValidationError
 from probe.config.base import StrictModel, first_problem
 from probe.config.profile import Profile, TrainerRunConfig
 from probe.config.training import TrainingConfig
-from probe.config.variables import take_from_environment
 from probe.config.variant import apply_b, check_allowed, get, plain, put
 from probe.errors import ConfigError, UsageError
-from probe.masking import is_secret
 
 _PATHS = (("model", "path"), *(("megatron_training", key) for key in ("data_path", "save", "load")))
 """Keys of a trainer file that name files, relative to it."""
@@ -104,7 +102,6 @@ def load_profile(name: str, overrides: list[str] | None = None) -> Profile:
         if override.startswith("trainer.config."):
             _inline_trainer_file(raw, base)
         _apply(raw, override)
-    take_from_environment(raw, str(path))
     profile = _resolved(raw, base, str(path))
     other = profile
     if profile.check.b:
@@ -158,7 +155,11 @@ def to_yaml(model: StrictModel, exclude: dict[str, Any] | None = None) -> str:
         model: The configuration.
         exclude: Keys to leave out, as pydantic's ``model_dump`` takes them.
     """
-    values = model.model_dump(mode="json", exclude=exclude)
+    return mapping_yaml(model.model_dump(mode="json", exclude=exclude))
+
+
+def mapping_yaml(values: dict[str, Any]) -> str:
+    """A configuration's mapping as YAML."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -168,7 +169,18 @@ def profile_schema() -> dict[str, Any]:
     config = schema["$defs"]["IntegratedTrainer"]["properties"]["config"]
     reference = config.pop("$ref")
     config["anyOf"] = [{"$ref": reference}, {"type": "string"}]
+    keep = schema["$defs"]["Check"]["properties"]["keep"]
+    keep["anyOf"] = [{"$ref": keep.pop("$ref")}, {"const": "all"}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The content of a YAML file, a mapping, as it stands there.
+
+    Raises:
+        ConfigError: It cannot be read, or holds something else.
+    """
+    return _read_mapping(path)
 
 
 def _read_mapping(path: Path, key: str = "") -> dict[str, Any]:
@@ -233,25 +245,15 @@ def _require_files(config: TrainingConfig, source: str, prefix: str) -> None:
         raise ConfigError(source, f"{prefix}megatron_training.data_path", f"no such file: {data}")
 
 
-def read_override(override: str) -> tuple[str, Any]:
-    """The key and the value of a ``--set`` entry.
-
-    Raises:
-        ConfigError: It is none.
-    """
+def _apply(raw: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError("--set", override, "must be dotted.key=value")
     try:
-        return key.strip(), yaml.load(text, Loader=_Loader)  # noqa: S506  (_Loader is a SafeLoader)
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506  (_Loader is a SafeLoader)
     except yaml.YAMLError as error:
-        shown = "what follows" if is_secret(key.rpartition(".")[2]) else repr(text)
-        raise ConfigError("--set", key, f"{shown} is not a YAML value") from error
-
-
-def _apply(raw: dict[str, Any], override: str) -> None:
-    key, value = read_override(override)
-    put(raw, key, value, "--set")
+        raise ConfigError("--set", key, f"{text!r} is not a YAML value") from error
+    put(raw, key.strip(), value, "--set")
 
 
 def _validate(model: type[Model], raw: dict[str, Any], source: str) -> Model:

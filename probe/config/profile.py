@@ -5,19 +5,11 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
 from probe.config.base import StrictModel
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
-from probe.config.variables import SHOWN, Source, TextOrSource, text_or_source, without_secrets
-from probe.errors import ConfigError
+from probe.masking import is_masked
 from probe.types import Stage
 
 _STARTS_RANKS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
@@ -27,9 +19,10 @@ class Launch(StrictModel):
     """How a trainer is run."""
 
     time_limit: float | None = Field(default=None, gt=0)
-    """Longest time for one run, in seconds; null sets no limit."""
-    stall_seconds: float | None = Field(default=None, gt=0)
-    """Longest time without a new record or a line of output, in seconds; null sets no limit."""
+    """Longest time for one run, in seconds: more is a hang. null sets no limit."""
+    stall_seconds: float | None = Field(default=3600.0, gt=0)
+    """Longest time without a new record, dumped layer, finished step or output, in seconds: more is a hang. null sets
+    no limit."""
     nproc_per_node: int | None = Field(default=None, ge=1)
     """Processes that torchrun starts on each host; null starts the trainer alone, without torchrun."""
     nnodes: int = Field(default=1, ge=1)
@@ -70,27 +63,21 @@ class CommandTrainer(Launch):
     command: list[str] = Field(min_length=1)
     """Program and arguments, never a shell string; a first element ``python`` is the interpreter that runs
     Firstdiff."""
-    env: dict[str, TextOrSource] = Field(default_factory=dict)
-    """Environment variables for the trainer, beside those that it inherits. A secret is best given as
-    ``{secret: BLOCK}``, from a Secret block on the Prefect server, or as ``{variable: NAME}``, from Firstdiff's own
-    environment."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables for the trainer, beside those that it inherits. Values of names that look secret (with
+    TOKEN, SECRET, PASSWORD, API_KEY, ACCESS_KEY, CREDENTIAL or PRIVATE in them) are masked in all that a check
+    leaves."""
+    secrets: list[str] = Field(default_factory=list)
+    """Further variables, given here or inherited, whose values are masked."""
     cwd: str = "."
     """Working folder, relative to the profile's folder."""
 
-    _env_is_text = field_validator("env", mode="before")(text_or_source)
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The environment variables with their values.
-
-        Raises:
-            ConfigError: A Secret block was not read.
-        """
-        values = {name: value if isinstance(value, str) else value.value for name, value in self.env.items()}
-        for name, value in values.items():
-            if value is None:
-                raise ConfigError("the profile", f"trainer.env.{name}", "its Secret block was not read")
-        return {name: value for name, value in values.items() if value is not None}
+    @model_validator(mode="after")
+    def _no_variable_is_masked(self) -> CommandTrainer:
+        for name, value in self.env.items():
+            if is_masked(value):
+                raise ValueError(f"env.{name}: is masked in this file; give its value: --set trainer.env.{name}=VALUE")
+        return self
 
     @model_validator(mode="after")
     def _only_one_starts_ranks(self) -> CommandTrainer:
@@ -104,8 +91,28 @@ class CommandTrainer(Launch):
         return self
 
 
+class Keep(StrictModel):
+    """What is kept of a check after its verdict. ``keep: all`` keeps everything."""
+
+    divergent: int | None = Field(default=None, ge=1)
+    """Days for which the values and layers of a divergent or inconclusive check are kept, then only digests; null keeps
+    them. Those of a profile's newest divergent check stay."""
+    identical: Literal["all", "digests"] = "all"
+    """``digests`` removes the values and layers of a check without differences at once: what is left is compared as
+    before."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_is_a_word(cls, given: Any) -> Any:
+        if given == "all":
+            return {}
+        if not isinstance(given, (dict, Keep)):
+            raise ValueError("must be all, or a mapping such as {divergent: 30, identical: digests}")
+        return given
+
+
 class Check(StrictModel):
-    """What is compared."""
+    """What is compared, and what is kept of it."""
 
     steps: int | None = Field(default=None, ge=1)
     """Training steps that are recorded and compared; null takes all that the trainer runs."""
@@ -116,10 +123,18 @@ class Check(StrictModel):
     b: dict[str, Any] = Field(default_factory=dict)
     """What is different in run ``b`` and its rerun ``d`` on purpose: dotted keys of ``trainer``, ``determinism`` and
     ``faults``, with their values. These keys may differ."""
-
-    secrets: list[str] = Field(default_factory=list)
-    """Names of variables, or patterns such as ``MINE_*``, whose values are secrets beside those whose names look so.
-    Secrets are masked wherever they would be written or shown."""
+    keep: Keep = Field(default_factory=Keep)
+    """What is kept after the verdict: ``all``, or a mapping of ``divergent`` (days) and ``identical`` (``all`` or
+    ``digests``)."""
+    compress: bool = True
+    """Whether the dumps are compressed after the verdict. ``firstdiff compare`` reads them as before, msprobe's own
+    tools after ``firstdiff unpack``."""
+    report_url: str | None = Field(
+        default=None, pattern=r"^(https?|s3|gs|obs)://[^\s{}]*(\{(check|profile|host|path)\}[^\s{}]*)*$"
+    )
+    """Where a web server or an object store shows the check's folder, as
+    ``https://reports.example.org/{check}/report.html``: a link on Prefect's page. ``{check}`` is the folder's name,
+    ``{path}`` its path, ``{host}`` the machine, ``{profile}`` the profile's name. null links nothing."""
 
     @property
     def meant_to_differ(self) -> list[str]:
@@ -217,6 +232,20 @@ class TrainerRunConfig(TrainingConfig):
     faults: list[Fault] = Field(default_factory=list)
     """Faults to plant."""
 
+    def as_profile(self, processes: int, hosts: int) -> Profile:
+        """The profile of which a check's run would be this training.
+
+        Args:
+            processes: Ranks on each host.
+            hosts: Hosts that train together.
+        """
+        config = TrainingConfig.model_construct(**{name: getattr(self, name) for name in TrainingConfig.model_fields})
+        ranks = processes if processes * hosts > 1 else None
+        trainer = IntegratedTrainer.model_construct(
+            kind="integrated", config=config, nproc_per_node=ranks, nnodes=hosts
+        )
+        return Profile.model_construct(trainer=trainer, determinism=self.determinism, faults=self.faults)
+
 
 class Profile(StrictModel):
     """One experiment."""
@@ -232,17 +261,12 @@ class Profile(StrictModel):
     faults: list[Fault] = Field(default_factory=list)
     """Planted faults, for the integrated trainer."""
 
-    @model_serializer(mode="wrap")
-    def _without_secrets(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        """Whoever writes a profile writes no secrets, unless the context ``SHOWN`` asks for them."""
-        values: dict[str, Any] = handler(self)
-        return values if info.context == SHOWN else without_secrets(values, self.check.secrets)
-
     @property
-    def secret_names(self) -> list[str]:
-        """Names and patterns of variables that are secrets though their names may not look so."""
-        env = self.trainer.env if isinstance(self.trainer, CommandTrainer) else {}
-        return [*self.check.secrets, *(name for name, value in env.items() if isinstance(value, Source))]
+    def remarks(self) -> list[str]:
+        """What to say before the training starts: settings that have less effect than they seem to."""
+        if self.trainer.kind != "integrated":
+            return []
+        return [f"trainer.config.{sentence}" for sentence in self.trainer.config.beyond_the_end]
 
     @model_validator(mode="after")
     def _a_check_sets_what_it_records(self) -> Profile:

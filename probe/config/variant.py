@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 from probe.config.profile import Profile
-from probe.config.variables import SHOWN
 from probe.errors import ConfigError
 from probe.keys import (
     CONFIGURATIONS,
@@ -41,8 +40,8 @@ def profile_of(profile: Profile, run: str) -> Profile:
 
 
 def plain(profile: Profile) -> dict[str, Any]:
-    """A profile as the mapping that a file of it holds, with its secrets."""
-    return profile.model_dump(mode="json", exclude=OWN if profile.trainer.kind == "integrated" else None, context=SHOWN)
+    """A profile as the mapping that a file of it holds."""
+    return profile.model_dump(mode="json", exclude=OWN if profile.trainer.kind == "integrated" else None)
 
 
 def apply_b(raw: dict[str, Any], changes: dict[str, Any], source: str) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from probe.launch.claim import abandoned_checks, claimed, is_running, running_checks, taken_from_the_dead
+from probe.launch.devices import devices_reserved
+from probe.launch.finished import begin_run, forget_results, is_finished
 from probe.launch.follow import follow
 from probe.launch.hosts import leading
 from probe.launch.launcher import CommandLauncher, IntegratedLauncher, Launcher, launcher_for
@@ -12,12 +15,21 @@ __all__ = [
     "CommandLauncher",
     "IntegratedLauncher",
     "Launcher",
+    "abandoned_checks",
+    "begin_run",
     "check_folder",
+    "claimed",
+    "devices_reserved",
     "dump_folder",
     "follow",
+    "forget_results",
+    "is_finished",
+    "is_running",
     "launcher_for",
     "leading",
     "run_process",
     "run_spec",
+    "running_checks",
+    "taken_from_the_dead",
     "training_steps",
 ]

@@ -11,11 +11,12 @@ from typing import Any
 
 from probe.config import Profile
 from probe.errors import InconclusiveError, TrainerError, UsageError
+from probe.launch.devices import devices_reserved
 from probe.launch.hosts import FOLDER, POLL_SECONDS, Hosts, told, wait
 from probe.launch.launcher import launcher_for
 from probe.launch.plan import dump_folder
 from probe.launch.running import Ended, run_here
-from probe.masking import unknown_whether_same
+from probe.masking import masked_profile
 from probe.store import layout
 from probe.types import RunSpec
 
@@ -49,7 +50,7 @@ def follow(profile: Profile, folder: Path) -> dict[str, Any]:
             " shared file system"
         )
     _join(hosts, profile, check["profile"])
-    with hosts.beating():
+    with hosts.beating(), devices_reserved(profile):
         _take_part(hosts, profile, folder)
     verdict = layout.read_json(folder / "verdict.json")
     if not isinstance(verdict, dict):
@@ -63,7 +64,7 @@ def _join(hosts: Hosts, profile: Profile, leader: dict[str, Any]) -> None:
         (hosts.folder / f"host{hosts.me}").open("x").close()
     except FileExistsError as error:
         raise UsageError(f"{name}: another process is host {hosts.me}; give each its own trainer.node_rank") from error
-    different = _different(profile.model_dump(mode="json"), leader)
+    different = _different(masked_profile(profile.model_dump(mode="json"), False), leader)
     problem = None if different is None else f"{different} is not the same as on host 0"
     hosts.write(name.name, {"error": problem})
     if problem is not None:
@@ -75,7 +76,7 @@ def _different(mine: Any, theirs: Any, path: tuple[str, ...] = ()) -> str | None
     if len(path) == 2 and path[0] == "trainer" and path[1] in _OWN_KEYS:
         return None
     if not isinstance(mine, dict) or not isinstance(theirs, dict):
-        return None if mine == theirs or unknown_whether_same(mine, theirs) else ".".join(path)
+        return None if mine == theirs else ".".join(path)
     for key in {**mine, **theirs}:
         if (found := _different(mine.get(key), theirs.get(key), (*path, key))) is not None:
             return found

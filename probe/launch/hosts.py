@@ -30,6 +30,7 @@ from probe.config import Launch, Profile
 from probe.errors import TrainerError
 from probe.launch.failures import Failure, first_failure
 from probe.launch.running import Ended, Here
+from probe.masking import masked_profile
 from probe.store.writer import write_json
 from probe.types import RunSpec
 
@@ -135,7 +136,7 @@ def leading(profile: Profile, check: Path) -> Iterator[None]:
     hosts.folder.mkdir()
     with hosts.beating():
         name = f"{check.name}-{secrets.token_hex(4)}"
-        hosts.write("check.json", {"check": name, "profile": profile.model_dump(mode="json")})
+        hosts.write("check.json", {"check": name, "profile": masked_profile(profile.model_dump(mode="json"), False)})
         error: str | None = "host 0 was interrupted"
         try:
             yield
@@ -206,6 +207,8 @@ def _together(parts: list[Ended]) -> Ended:
     if not failed:
         return Ended()
     first = next((part for part in failed if not part.told), failed[0])
+    if (hung := next((part for part in parts if part.hung), None)) is not None:
+        first, failures = hung, []  # what ranks of other hosts said when it was ended
     if (culprit := first_failure(failures)) is not None:
         first = next(part for part in parts if culprit in part.failures)
     elif len(parts) > 1:

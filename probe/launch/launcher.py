@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from probe.config import CommandTrainer, IntegratedTrainer, Profile, TrainerRunConfig, to_yaml
-from probe.errors import TrainerError
+from probe.errors import HangError, TrainerError
 from probe.launch.failures import first_failure
+from probe.launch.finished import note_finished
 from probe.launch.hosts import run_on_all
 from probe.launch.running import Start, run_here
 from probe.store import layout
@@ -124,7 +125,7 @@ class CommandLauncher:
         del folder, spec  # both are in the environment
         program, *arguments = self._trainer.command
         command = [sys.executable if program == "python" else program, *arguments]
-        return Start(command, Path(self._trainer.cwd), self._trainer.variables)
+        return Start(command, Path(self._trainer.cwd), self._trainer.env)
 
 
 def launcher_for(profile: Profile) -> Launcher:
@@ -147,9 +148,8 @@ def _run(profile: Profile, start: Callable[[Path, RunSpec], Start], folder: Path
         failed = first_failure(ended.failures)
         reason = ended.error if failed is None else failed.sentence
         mark_incomplete(dump, reason)
-        raise TrainerError(
-            f"run {spec.run}: {reason}", ended.status if failed is None else failed.status, ended.log_tail
-        )
+        kind = HangError if ended.hung else TrainerError
+        raise kind(f"run {spec.run}: {reason}", ended.status if failed is None else failed.status, ended.log_tail)
     found = layout.manifests(dump) if dump.is_dir() else {}
     if not found:
         raise TrainerError(
@@ -158,3 +158,4 @@ def _run(profile: Profile, start: Callable[[Path, RunSpec], Start], folder: Path
     started = (profile.trainer.nproc_per_node or 1) * profile.trainer.nnodes
     if started > 1 and len(found) != started:
         mark_incomplete(dump, f"{started} processes were started, {len(found)} recorded; each opens a Probe")
+    note_finished(folder, spec)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import secrets
 from datetime import datetime
 from pathlib import Path
 
 from probe.config import Profile, find_profile
 from probe.errors import UsageError
+from probe.launch.claim import is_of
+from probe.masking import masked_profile
 from probe.store import layout
 from probe.types import SWITCH_OF_STAGE, RunSpec, Target
 
@@ -32,9 +35,7 @@ def run_spec(
         stages = section.model_copy(update={"msprobe": True}).dump_stages
         first, last = section.step_start, section.step_end
         tokens = (section.token_range_start, section.token_range_end)
-        seed, sampling = profile.trainer.config.megatron_training.seed, profile.trainer.config.generate_config
-        drawn = sampling.sampling_config.seed
-        seeds = {"seed": seed, "sampling_seed": seed if drawn is None else drawn}
+        seeds = profile.trainer.config.seeds
     if target is not None:
         stages = tuple(stage for stage in SWITCH_OF_STAGE if stage in {*stages, *target.stages})
         first = last = target.step
@@ -55,7 +56,7 @@ def run_spec(
         last_step=last_step,
         on_error=profile.record.on_error,
         determinism={**profile.determinism.model_dump(), **seeds},
-        configuration=profile.model_dump(mode="json"),
+        configuration=masked_profile(profile.model_dump(mode="json")),
     )
 
 
@@ -73,24 +74,51 @@ def dump_folder(check: Path, run: str) -> Path:
     return check / run / layout.DUMP
 
 
-def check_folder(profile: str, out: str | None) -> Path:
-    """The check's own folder, made and empty.
+def check_folder(profile: str, out: str | None, flow_run: str | None = None) -> Path:
+    """The check's own folder, made and empty; or that of the same flow run, when it is tried again.
 
     Args:
         profile: Name or path of the profile.
         out: The folder asked for; None makes a new one in ``checks``.
+        flow_run: The flow run that the check is, which has one folder however often it is tried.
 
     Raises:
         UsageError: It holds files already, or cannot be made.
     """
-    now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    default = Path("checks", f"{find_profile(profile).stem}-{now}-{secrets.token_hex(2)}")
-    folder = (Path(out) if out else default).absolute()
+    name = find_profile(profile).stem
     try:
-        folder.mkdir(parents=True, exist_ok=bool(out))
+        if out is None:
+            return _folder_of(flow_run, name) or _new_folder(name, flow_run)
+        folder = Path(out).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
         occupied = any(folder.iterdir())
     except OSError as error:
-        raise UsageError(f"{folder}: the check's folder cannot be made ({error.strerror})") from error
-    if occupied:
+        place = Path(out or "checks").absolute()
+        raise UsageError(f"{place}: the check's folder cannot be made ({error.strerror})") from error
+    if occupied and not is_of(folder, flow_run):
         raise UsageError(f"{folder}: the check's folder is not empty; name another with --out")
     return folder
+
+
+def _folder_of(flow_run: str | None, name: str) -> Path | None:
+    """The folder in ``checks`` that a flow run began with."""
+    if flow_run is None:
+        return None
+    return next(
+        (path.absolute() for path in Path("checks").glob(f"{glob.escape(name)}-*") if is_of(path, flow_run)), None
+    )
+
+
+def _new_folder(name: str, flow_run: str | None) -> Path:
+    """A folder that no other process made, also within the same second."""
+    Path("checks").mkdir(exist_ok=True)
+    token = secrets.token_hex(2) if flow_run is None else flow_run[:8]
+    while True:
+        now = datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = Path("checks", f"{name}-{now}-{token}").absolute()
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            token = secrets.token_hex(4)
+        else:
+            return folder

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import subprocess
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from probe.errors import TrainerError
-from probe.masking import Hidden
+from probe.errors import HangError, InternalError, TrainerError
+from probe.launch.stacks import dump_stacks
+from probe.launch.watched import Watched
+from probe.masking import Masker
 
 GRACE_SECONDS = 5.0
-"""Time between SIGTERM and SIGKILL for a process group."""
+"""Time between SIGTERM and SIGKILL for a trainer and all that it started."""
 TAIL_LINES = 40
 """Lines of the log that an error carries."""
 LONGEST_LINE = 1 << 16
@@ -24,6 +25,7 @@ LONGEST_LINE = 1 << 16
 _POLL_SECONDS = 0.2
 _DRAIN_SECONDS = 1.0
 _ASK_SECONDS = 0.5
+_LOOKS_IN_A_STALL = 5
 
 
 def run_process(
@@ -38,12 +40,14 @@ def run_process(
     signs_of_life: Callable[[], object] = lambda: None,
     must_end: Callable[[], str | None] = lambda: None,
     mark: str | None = None,
-    hidden: Hidden | None = None,
+    hold: Sequence[int] = (),
+    remove: Sequence[Path] = (),
+    masker: Masker | None = None,
 ) -> None:
-    """Runs a command to its end; whatever ends this call also ends the whole process group.
+    """Runs a command to its end; whatever ends this call, or this process, also ends all that the command started.
 
-    torchrun gives every process that it starts a group of its own. They carry the command's environment: where one of
-    its variables marks it, every process that carries it is ended too (on Linux).
+    A watcher sees to that, a process of its own. It finds what the command started wherever that went: below the
+    command, orphaned, and where a variable of the command's environment marks it (on Linux).
 
     Args:
         command: Program and arguments.
@@ -56,46 +60,59 @@ def run_process(
         signs_of_life: Anything that changes while the child makes progress.
         must_end: Asked again and again; a sentence ends the command, which then failed with it.
         mark: Name of a variable in ``env`` whose value no other command has.
-        hidden: What is taken out of the output before it is written or handed on.
+        hold: Descriptors, of locks say, that stay open until nothing of the command is left.
+        remove: Folders that are removed when this process vanishes.
+        masker: Takes out of the output what neither the log nor the caller may get.
 
     Raises:
-        TrainerError: The command could not be started, failed, or ran out of time. It carries the log's tail.
+        TrainerError: The command could not be started, or failed. It carries the log's tail.
+        HangError: It ran out of time. The log ends with the stacks of all that it had started.
+        InternalError: The mark is this process's own too.
     """
+    if mark is not None and os.environ.get(mark) == env[mark]:
+        raise InternalError(f"{mark}={env[mark]} marks this process too, and all that share its environment")
     with log_file.open("ab", buffering=0) as log:
+        read_end, write_end = os.pipe()
+        output = _Output(read_end, log.write, on_line, masker or Masker(()))
         try:
-            process = subprocess.Popen(
-                command,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise TrainerError(f"the trainer could not be started: {error.strerror}: {error.filename}") from error
-        assert process.stdout is not None
-        output = _Output(process.stdout.fileno(), log.write, on_line, hidden or Hidden(()))
-        try:
-            _watch(process, output, time_limit, stall_seconds, signs_of_life, must_end)
+            try:
+                child = Watched(
+                    command,
+                    cwd=cwd,
+                    env=env,
+                    output=write_end,
+                    grace=GRACE_SECONDS,
+                    mark=None if mark is None else f"{mark}={env[mark]}",
+                    hold=hold,
+                    remove=remove,
+                )
+            finally:
+                os.close(write_end)
+            try:
+                status = _watch(child, output, time_limit, stall_seconds, signs_of_life, must_end)
+            except HangError as hang:
+                tail = output.tail_text
+                dump_stacks(child.root, output.add, output.read)
+                raise HangError(str(hang), None, tail) from None
+            finally:
+                child.end(output.read)
         finally:
-            _end_group(process, output, None if mark is None else f"{mark}={env[mark]}".encode())
             output.close()
-            process.stdout.close()
-    if process.returncode:
+            os.close(read_end)
+    if status:
         last = next((line.strip() for line in reversed(output.tail) if line.strip()), "it printed nothing")
-        message = f"{_how_it_ended(process.returncode)}: {last[:300]}"
-        raise TrainerError(message, process.returncode, output.tail_text)
+        message = f"{_how_it_ended(status)}: {last[:300]}"
+        raise TrainerError(message, status, output.tail_text)
 
 
 class _Output:
     """Reads a child's output in the caller's thread, so that what logs it has the caller's context."""
 
     def __init__(
-        self, fd: int, write: Callable[[bytes], object], on_line: Callable[[str], None], hidden: Hidden
+        self, fd: int, write: Callable[[bytes], object], on_line: Callable[[str], None], masker: Masker
     ) -> None:
+        self._masker = masker
         self._fd = fd
-        self._hidden = hidden
         self._write = write
         self._on_line = on_line
         self._rest = b""
@@ -122,7 +139,7 @@ class _Output:
             self._open = False
             return False
         self.bytes_read += len(chunk)
-        self._take(self._hidden.feed(chunk))
+        self._take(self._masker.feed(chunk))
         return True
 
     def _take(self, chunk: bytes) -> None:
@@ -133,12 +150,18 @@ class _Output:
         for line in lines:
             self._hand_on(line)
 
+    def add(self, line: str) -> None:
+        """Puts a line of our own into the log."""
+        self._write(line.encode(errors="backslashreplace") + b"\n")
+        self._on_line(line)
+
     def close(self) -> None:
         """Reads what is left, for a moment: a process that left the group may hold the pipe for ever."""
         deadline = time.monotonic() + _DRAIN_SECONDS
         while time.monotonic() < deadline and self.read(0):
             pass
-        self._take(self._hidden.flush())
+        if rest := self._masker.rest():
+            self._take(rest)
         if self._rest:
             self._hand_on(self._rest)
         self._selector.close()
@@ -150,16 +173,23 @@ class _Output:
 
 
 def _watch(
-    process: subprocess.Popen[bytes],
+    child: Watched,
     output: _Output,
     time_limit: float | None,
     stall_seconds: float | None,
     signs_of_life: Callable[[], object],
     must_end: Callable[[], str | None],
-) -> None:
-    start = last_change = asked = time.monotonic()
+) -> int:
+    """The exit status of a command that ends by itself.
+
+    Raises:
+        HangError: It does not, within its time.
+        TrainerError: ``must_end`` has a reason, or the watcher was ended.
+    """
+    start = last_change = asked = looked = time.monotonic()
+    signs: object = None
     seen: object = None
-    while process.poll() is None:
+    while (status := child.poll()) is None:
         output.read(_POLL_SECONDS)
         now = time.monotonic()
         if now - asked > _ASK_SECONDS:
@@ -167,64 +197,16 @@ def _watch(
             if reason is not None:
                 raise TrainerError(reason, None, output.tail_text)
         if time_limit is not None and now - start > time_limit:
-            message = f"the trainer ran longer than {time_limit:g} s (trainer.time_limit)"
-            raise TrainerError(message, None, output.tail_text)
+            raise HangError(f"the trainer ran longer than {time_limit:g} s (trainer.time_limit)")
         if stall_seconds is None:
             continue
-        signs = (output.bytes_read, signs_of_life())
-        if signs != seen:
-            seen, last_change = signs, now
+        if now - looked > min(_POLL_SECONDS * 10, stall_seconds / _LOOKS_IN_A_STALL):  # looking costs file accesses
+            looked, signs = now, signs_of_life()
+        if (output.bytes_read, signs) != seen:
+            seen, last_change = (output.bytes_read, signs), now
         elif now - last_change > stall_seconds:
-            message = f"the trainer made no progress for {stall_seconds:g} s (trainer.stall_seconds)"
-            raise TrainerError(message, None, output.tail_text)
-
-
-def _end_group(process: subprocess.Popen[bytes], output: _Output, mark: bytes | None) -> None:
-    """Ends a process, everything in its group and all that is marked: SIGTERM, a grace period, SIGKILL.
-
-    The last words are read.
-    """
-    try:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if not _signal_all(process, mark, number):
-                break
-            deadline = time.monotonic() + GRACE_SECONDS
-            while time.monotonic() < deadline and _any_lives(process, mark):
-                output.read(0.02 if mark is None else 0.1)
-    except BaseException:  # an output that cannot be handed on, or another Ctrl-C: nothing may be left behind
-        _signal_all(process, mark, signal.SIGKILL)
-        raise
-    finally:
-        process.wait()
-
-
-def _signal_all(process: subprocess.Popen[bytes], mark: bytes | None, number: int) -> bool:
-    """Sends a signal to the group and to all that is marked. False when nothing is there any more."""
-    found = False
-    process.poll()  # a child that ended must be collected before its group can vanish
-    for send, target in [(os.killpg, process.pid), *((os.kill, pid) for pid in _marked(mark))]:
-        try:
-            send(target, number)
-            found = True
-        except (ProcessLookupError, PermissionError):
-            continue
-    return found
-
-
-def _any_lives(process: subprocess.Popen[bytes], mark: bytes | None) -> bool:
-    return _signal_all(process, mark, 0)
-
-
-def _marked(mark: bytes | None) -> list[int]:
-    """Processes whose environment holds ``NAME=value``, whichever group they are in and whoever their parent is."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ") if mark is not None else ():
-        try:
-            if mark in entry.read_bytes().split(b"\0"):
-                found.append(int(entry.parent.name))
-        except OSError:
-            continue  # it ended, or is another user's
-    return found
+            raise HangError(f"the trainer made no progress for {stall_seconds:g} s (trainer.stall_seconds)")
+    return status
 
 
 def _how_it_ended(status: int) -> str:

@@ -12,16 +12,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from probe.config import Profile
-from probe.errors import DumpError, TrainerError
+from probe.errors import DumpError, HangError, TrainerError
+from probe.launch.devices import devices_in_use
 from probe.launch.failures import Failure, read_failures
 from probe.launch.gather import gather
 from probe.launch.process import run_process
 from probe.launch.torchrun import PREFIX, torchrun_command
-from probe.masking import Hidden
+from probe.masking import Masker, secret_values
 from probe.store import layout
-from probe.types import RunSpec
+from probe.store.manifests import read_manifest
+from probe.types import STAGES, RunSpec
 
 _output = logging.getLogger("firstdiff.trainer")
+MARK = "FIRSTDIFF_SPEC"
+"""Variable by which a trainer's processes are known: its value is the path of the run's ``spec.json``."""
 _PLACE_OF_A_PROCESS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """What a cluster's job may have set for Firstdiff's own process: the trainer is another."""
 
@@ -60,6 +64,8 @@ class Ended:
     """Ranks of this host that failed."""
     told: bool = False
     """Whether it ended because it was told to."""
+    hung: bool = False
+    """Whether it was ended since it ran too long or made no progress: no failure of a rank is the reason."""
 
 
 Here = Callable[[Path, RunSpec, str, Callable[[], str | None]], Ended]
@@ -88,7 +94,7 @@ def run_here(
         return _run(profile, start(folder, spec), folder, spec, launch, must_end)
     own = Path(profile.trainer.local_dump) / f"{launch}-host{profile.trainer.node_rank}"
     local = replace(spec, dump_path=str(own / layout.DUMP))
-    ended = _run(profile, start(folder, local), folder, local, launch, must_end)
+    ended = _run(profile, start(folder, local), folder, local, launch, must_end, own)
     try:
         gather(own / layout.DUMP, Path(spec.dump_path))
         shutil.rmtree(own, ignore_errors=True)
@@ -104,6 +110,7 @@ def _run(
     spec: RunSpec,
     launch: str,
     must_end: Callable[[], str | None],
+    *own: Path,
 ) -> Ended:
     spec_file = folder / "spec.json"
     spec_file.write_text(spec.to_json(), encoding="utf-8")
@@ -115,22 +122,27 @@ def _run(
         told = reason is not None
         return reason
 
-    with _folder_with_only_probe() as path, tempfile.TemporaryDirectory(prefix="firstdiff-") as scratch:
+    with (
+        devices_in_use(profile) as locks,
+        _folder_with_only_probe() as path,
+        tempfile.TemporaryDirectory(prefix="firstdiff-") as scratch,
+    ):
         failures = Path(scratch, "failures.json")
         if profile.trainer.nproc_per_node is not None:
             command = torchrun_command(profile.trainer, command, Path(scratch, "logs"), failures, launch)
         python_path = os.pathsep.join(filter(None, [path, start.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
         env = {
             **{name: value for name, value in os.environ.items() if name not in _PLACE_OF_A_PROCESS},
+            "PYTHONFAULTHANDLER": "1",
             **profile.determinism.environment,
             **start.env,
             "PYTHONPATH": python_path,
             "PYTHONUNBUFFERED": "1",
             "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": PREFIX,
-            "FIRSTDIFF_SPEC": str(spec_file),
+            MARK: str(spec_file),
             "FIRSTDIFF_RUN": spec.run,
         }
-        hidden = Hidden.of(env, profile.secret_names)
+        masker = Masker(secret_values(env, [] if profile.trainer.kind == "integrated" else profile.trainer.secrets))
         try:
             run_process(
                 command,
@@ -142,27 +154,48 @@ def _run(
                 stall_seconds=profile.trainer.stall_seconds,
                 signs_of_life=_growth_of(Path(spec.dump_path)),
                 must_end=asked,
-                mark="FIRSTDIFF_SPEC",
-                hidden=hidden,
+                mark=MARK,
+                hold=locks,
+                remove=[Path(path), Path(scratch), *own],
+                masker=masker,
             )
+        except HangError as error:
+            reason = f"{error}; {_last_step(Path(spec.dump_path))}"
+            return Ended(reason, log_tail=error.log_tail, told=told, hung=True)
         except TrainerError as error:
-            return Ended(
-                str(error), error.exit_code_of_child, error.log_tail, _without(hidden, read_failures(failures)), told
-            )
+            failed = [replace(each, last_words=masker.text(each.last_words)) for each in read_failures(failures)]
+            return Ended(masker.text(str(error)), error.exit_code_of_child, error.log_tail, failed, told)
     return Ended()
 
 
-def _without(hidden: Hidden, failures: list[Failure]) -> list[Failure]:
-    return [replace(failure, last_words=hidden.text(failure.last_words)) for failure in failures]
+def _growth_of(dump: Path) -> Callable[[], object]:
+    """What changes with every record, every finished step and every layer that is dumped."""
+
+    def size() -> tuple[float, ...]:
+        records = sum(file.stat().st_size for file in (dump / layout.INDEX).glob("*.jsonl"))
+        manifests = [file.stat().st_mtime for file in layout.manifests(dump).values()] if dump.is_dir() else []
+        layers = [folder.stat().st_mtime for stage in STAGES for folder in dump.glob(f"{stage}/**/dump_tensor_data")]
+        return (records, max(manifests, default=0), len(layers), max(layers, default=0))
+
+    def size_now() -> tuple[float, ...]:
+        try:
+            return size()
+        except OSError:
+            return ()  # a file was just replaced
+
+    return size_now
 
 
-def _growth_of(dump: Path) -> Callable[[], int]:
-    """Bytes in a dump's indexes: they grow with every record."""
-
-    def size() -> int:
-        return sum(file.stat().st_size for file in (dump / layout.INDEX).glob("*.jsonl"))
-
-    return size
+def _last_step(dump: Path) -> str:
+    """How far a trainer came, for a person."""
+    try:
+        manifest = read_manifest(dump)
+    except DumpError:
+        manifest = None
+    if manifest is None:
+        return "it had recorded nothing"
+    done = manifest.steps_finished
+    return f"the last step that it finished is {done - 1}" if done else "it had finished no step"
 
 
 @contextmanager

@@ -9,7 +9,11 @@ from probe.config import Launch
 
 PREFIX = "[rank${rank}] "
 """What torchrun puts before each line of a rank's output."""
-_LOOPBACK = ("127.", "localhost:")
+
+
+def hosts_are_one_machine(trainer: Launch) -> bool:
+    """Whether the hosts of a trainer meet on the loopback interface: all of them are this machine."""
+    return trainer.nnodes > 1 and str(trainer.rdzv_endpoint).startswith(("127.", "localhost:"))
 
 
 def torchrun_command(trainer: Launch, command: list[str], logs: Path, failures: Path, name: str) -> list[str]:
@@ -31,7 +35,7 @@ def torchrun_command(trainer: Launch, command: list[str], logs: Path, failures: 
         endpoint = str(trainer.rdzv_endpoint)
         hosts = ["--nnodes", str(trainer.nnodes), "--node-rank", str(trainer.node_rank)]
         hosts += ["--rdzv-backend", "static", "--rdzv-endpoint", endpoint, "--rdzv-id", name]
-        hosts += ["--local-addr", "127.0.0.1"] if endpoint.startswith(_LOOPBACK) else []
+        hosts += ["--local-addr", "127.0.0.1"] if hosts_are_one_machine(trainer) else []
     agent = [sys.executable, "-m", "probe.launch.agent", str(failures), *hosts]
     agent += ["--nproc-per-node", str(trainer.nproc_per_node), "--max-restarts", "0"]
     return [*agent, "--tee", "3", "--log-dir", str(logs), "--no-python", *command]

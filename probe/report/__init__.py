@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from probe.report.html import write_report
+from probe.report.names import DumpNames
+from probe.report.page import difference_rows, log_block, markdown_summary, report_address
+from probe.report.picture import data_uri, picture, step_map
 from probe.report.summary import SUMMARY, summary_lines, summary_rows, write_summary
 from probe.report.tables import Tables, key_data_tables, layer_tables
 from probe.report.verdict import CheckResult, last_line, reservations, verdict_document, write_verdict
@@ -10,11 +13,19 @@ from probe.report.verdict import CheckResult, last_line, reservations, verdict_d
 __all__ = [
     "SUMMARY",
     "CheckResult",
+    "DumpNames",
     "Tables",
+    "data_uri",
+    "difference_rows",
     "key_data_tables",
     "last_line",
     "layer_tables",
+    "log_block",
+    "markdown_summary",
+    "picture",
+    "report_address",
     "reservations",
+    "step_map",
     "summary_lines",
     "summary_rows",
     "verdict_document",

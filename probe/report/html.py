@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from probe.compare import Entry
-from probe.compare.entries import Status
 from probe.report.chart import MOST_LINES, Point, chart
 from probe.report.growth import JUMP_IN_WORDS, growth_of, jumps
-from probe.report.summary import tag_order
+from probe.report.picture import step_map
 from probe.report.verdict import CheckResult, last_line
 from probe.store import layout
 from probe.store.writer import write_atomic
@@ -46,7 +44,7 @@ def write_report(result: CheckResult, document: dict[str, Any], folder: Path) ->
         document=document,
         headline=last_line(document, None),
         story=_story(result, document),
-        map=_map(result),
+        map=step_map(result.key_data),
         entries=_entries(result),
         entries_left_out=max(0, result.key_data.differences - ROWS) if result.key_data else 0,
         growth=_growth(result),
@@ -101,25 +99,6 @@ def _reproduction(result: CheckResult) -> str:
         return "runs c and d differed too"
     side = f"; they side with {result.sides_with}" if result.sides_with else ""
     return f"not reproduced: runs c and d agree with each other{side}"
-
-
-def _map(result: CheckResult) -> dict[str, Any] | None:
-    """Steps by tags (and ranks): the worst status of each cell."""
-    if result.key_data is None or not result.key_data.cells:
-        return None
-    cells = result.key_data.cells
-    steps = sorted({step for _, step, _ in cells})
-    rows = sorted({(tag, rank) for tag, _, rank in cells}, key=lambda row: (tag_order(row[0]), row))
-    several = len({rank for _, rank in rows}) > 1
-    worst: tuple[Status, ...] = ("different", "missing", "extra", "unreadable", "not_compared", "same")
-    table = []
-    for tag, rank in rows:
-        states = [
-            next((status for status in worst if found[status]), "none")
-            for found in (cells[tag, step, rank].counts if (tag, step, rank) in cells else Counter() for step in steps)
-        ]
-        table.append((f"{tag} · rank {rank}" if several else tag, states))
-    return {"steps": steps, "rows": table}
 
 
 def _entries(result: CheckResult) -> list[dict[str, Any]]:

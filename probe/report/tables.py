@@ -6,11 +6,14 @@ great deal: ``python -m probe.report.tables`` is where that happens.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,22 +99,37 @@ def _in_own_process(what: str, left: Path, right: Path, folder: Path) -> str | N
     command = [sys.executable, "-m", "probe.report.tables", what, *(str(p.absolute()) for p in (left, right, folder))]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent)}
     with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=tempfile.gettempdir(),
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=TIME_LIMIT,
-                env=environment,
-                cwd=tempfile.gettempdir(),
-                check=False,
-            )
+            status = process.wait(TIME_LIMIT)
         except subprocess.TimeoutExpired:
             return f"msprobe took longer than {TIME_LIMIT:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # msprobe starts processes of its own
+            process.communicate()
         output.seek(max(0, output.seek(0, os.SEEK_END) - 4000))
         lines = output.read().decode(errors="replace").strip().splitlines()
-    return None if done.returncode == 0 else f"msprobe failed ({lines[-1] if lines else done.returncode})"
+    return None if status == 0 else f"msprobe failed ({lines[-1] if lines else status})"
+
+
+def _end_with_whoever_started_this() -> None:
+    """Ends this process and what it started when the pipe closes that its starter holds, also by a kill."""
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _make_key_data_tables(a: Path, b: Path, folder: Path) -> None:
@@ -149,5 +167,6 @@ def _gather(step_folder: Path, micro_step: int, target: Path) -> Path:
 
 
 if __name__ == "__main__":
+    _end_with_whoever_started_this()
     make = {"keydata": _make_key_data_tables, "layers": _make_layer_tables}[sys.argv[1]]
     make(*(Path(argument) for argument in sys.argv[2:5]))

@@ -7,6 +7,9 @@ scanned instead; its records have no digest.
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +19,7 @@ from probe.errors import DumpError
 from probe.store import layout
 from probe.store.index import Batch, RankIndex, check_index, lines_with_values, parse_lines
 from probe.store.manifests import read_manifest
+from probe.store.packing import is_packed, unpack
 from probe.store.scan import NAMED, ScannedRank, scan, shown, walk
 from probe.store.values import Array, ValueFiles, read_values
 from probe.types import STAGES, Record
@@ -97,13 +101,15 @@ class Dump:
 
 
 def read_dump(folder: Path) -> Dump:
-    """Reads what a dump folder holds.
+    """Reads what a dump folder holds. One that is packed is unpacked for as long as what is returned is used.
 
     Raises:
-        DumpError: The folder does not exist, or is of a later format.
+        DumpError: The folder does not exist, or is of a later format, or what is packed in it is damaged.
     """
     if not folder.is_dir():
         raise DumpError(f"{folder}: no such dump folder")
+    if is_packed(folder):
+        return _read_packed(folder)
     for name in (layout.DATA, layout.INDEX):
         if (folder / name).is_symlink():
             raise DumpError(f"{folder / name}: a link is not followed")
@@ -133,6 +139,18 @@ def read_dump(folder: Path) -> Dump:
         problems += _unlisted_values(folder, ranks)
     problems += _unlisted_indexes(folder, ranks)
     return Dump(folder, ranks, not problems, manifest.steps_finished, manifest.digest, problems)
+
+
+def _read_packed(folder: Path) -> Dump:
+    scratch = Path(tempfile.mkdtemp(prefix="firstdiff-"))
+    try:
+        unpack(folder, scratch / layout.DUMP)
+        dump = read_dump(scratch / layout.DUMP)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    weakref.finalize(dump, shutil.rmtree, scratch, ignore_errors=True)
+    return dump
 
 
 def _value_files(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -1,146 +1,125 @@
-"""What the parameters of a deployment's flow run may not do."""
+"""A deployment's flow run runs no program that its worker's owner did not allow."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
+import re
+import socket
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 
-from flows.permissions import ALLOW, OF_A_WORKER, require_allowed
-from probe.errors import UsageError
+from flows.permissions import ALLOW, require_allowed
+from flows.settings import FOLDERS
+from flows.station import PROJECT, Station
+from probe.config import Request
+from probe.errors import ConfigError
 
-PROFILE = "trainer: {kind: command, command: [python, train.py]}\n"
+COMMAND = "trainer: {kind: command, command: [python, x.py], env: {MODE: x}}\n"
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A worker's folder with a profile of its own, seen from a process that works for a deployment."""
-    folder = tmp_path / "work"
-    (folder / "profiles").mkdir(parents=True)
-    (folder / "profiles/mine.yaml").write_text(PROFILE)
-    (tmp_path / "elsewhere.yaml").write_text(PROFILE)
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv(OF_A_WORKER, "00000000-0000-0000-0000-000000000001")
-    monkeypatch.delenv(ALLOW, raising=False)
-    return folder
-
-
-FORBIDDEN = [
-    "trainer.command=[sh, -c, id]",
-    " trainer.command =[sh, -c, id]",
-    "trainer.command.0=sh",
-    "trainer.kind=command",
-    "trainer.cwd=/",
-    "trainer.env.LD_PRELOAD=/tmp/x.so",
-    "trainer.env={PYTHONSTARTUP: /tmp/x.py}",
-    "trainer.env.X={variable: HOME}",
-    "trainer={kind: command, command: [sh]}",
-    "trainer={kind: command}",
-    "trainer=other.yaml",
-    "trainer.config=/etc/other.yaml",
-    "trainer.config={model: {path: /tmp/model}}",
-    "trainer.config.model={path: /tmp/model}",
-    "trainer.config.megatron_training.load=/tmp/checkpoint",
-    "trainer.config.megatron_training={save: /tmp/x}",
-    "trainer.local_dump=/tmp",
-    "check={b: {trainer.command: [sh]}}",
-    "check.b={trainer.command: [sh]}",
-    "check.b={trainer.command.0: sh}",
-    "check.b={trainer: {command: [sh]}}",
-    "check.b.trainer.command=[sh]",
-    "check.b.trainer={env: {A: b}}",
-]
-
-
-@pytest.mark.parametrize("override", FORBIDDEN)
-def test_parameters_do_not_change_what_is_run(here: Path, override: str) -> None:
-    with pytest.raises(UsageError, match=r"^overrides: trainer.*may not change it.* FIRSTDIFF_ALLOW_COMMANDS=1"):
-        require_allowed("mine", ["check.steps=2", override])
-
-
-@pytest.mark.parametrize("override", FORBIDDEN)
-def test_the_worker_may_allow_it(here: Path, monkeypatch: pytest.MonkeyPatch, override: str) -> None:
-    monkeypatch.setenv(ALLOW, "1")
-    require_allowed("mine", [override])
-    for no in ("0", "false", ""):
-        monkeypatch.setenv(ALLOW, no)
-        with pytest.raises(UsageError):
-            require_allowed("mine", [override])
-
-
-@pytest.mark.parametrize("override", FORBIDDEN)
-def test_the_command_line_may_change_everything(here: Path, monkeypatch: pytest.MonkeyPatch, override: str) -> None:
-    monkeypatch.delenv(OF_A_WORKER)
-    require_allowed("mine", [override])
-    require_allowed("../elsewhere.yaml", [override])
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a worker, which runs a deployment's flow run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0" * 32)
+    for name in (ALLOW, FOLDERS):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "mine.yaml").write_text(COMMAND)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "other.yaml").write_text(COMMAND)
+    (tmp_path / "profiles" / "link.yaml").symlink_to(tmp_path / "elsewhere" / "other.yaml")
+    return tmp_path
 
 
 @pytest.mark.parametrize(
-    "override",
+    ("override", "key"),
     [
-        *("check.steps=3", "check={steps: 3}", "determinism.num_threads=1", "trainer.nproc_per_node=2"),
-        *("trainer.time_limit=60", "trainer.config.megatron_training.seed=7", "trainer.config.device=cpu"),
-        *("check.b={trainer.config.megatron_training.bf16: true}", "trainer.config.model={config: {hidden_size: 8}}"),
+        ("trainer.command=[sh, -c, id]", "command"),
+        ("trainer.command.1=y.py", "command"),
+        ("trainer.env.LD_PRELOAD=/tmp/x.so", "env"),
+        ("trainer.cwd=/", "cwd"),
+        ("trainer={kind: command, command: [id]}", "command"),
+        ("check.b.trainer.command=[id]", "command"),
+        ("check={b: {trainer.env.LD_PRELOAD: x}}", "env"),
+        ("trainer.kind=integrated", "kind"),
     ],
 )
-def test_what_is_compared_is_anybodys_choice(here: Path, override: str) -> None:
-    require_allowed("mine", [override])
-    require_allowed("demo", [override])
+@pytest.mark.usefixtures("folder")
+def test_what_runs_may_not_be_changed(override: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(profile="mine", overrides=["trainer={kind: integrated}" if key == "kind" else override])
+    with pytest.raises(ConfigError, match=rf"^parameters: overrides: trainer\.{key} may not be changed"):
+        require_allowed(request)
+    monkeypatch.setenv(ALLOW, "1")
+    require_allowed(request)
+    monkeypatch.setenv(ALLOW, "0")
+    with pytest.raises(ConfigError):
+        require_allowed(request)
 
 
-def test_profiles_come_from_the_folders_for_profiles(here: Path, tmp_path: Path) -> None:
-    (here / "profiles/link.yaml").symlink_to(tmp_path / "elsewhere.yaml")
-    (here / "profiles/within.yaml").symlink_to("mine.yaml")
-    (here / "beside.yaml").write_text(PROFILE)
-    (here / "profiles-of-others").mkdir()
-    (here / "profiles-of-others/x.yaml").write_text(PROFILE)
-    dotted = "profiles/../profiles/mine.yaml"
-    for name in ("mine", "profiles/mine.yaml", str(here / "profiles/mine.yaml"), "within", dotted):
-        require_allowed(name)
-    outside = [
-        *("link", "profiles/link.yaml", "beside.yaml", "../elsewhere.yaml", "profiles/../../elsewhere.yaml"),
-        *(str(tmp_path / "elsewhere.yaml"), "profiles-of-others/x.yaml"),
-    ]
-    for name in outside:
-        with pytest.raises(UsageError, match="takes no other; put it there, or set FIRSTDIFF_ALLOW_COMMANDS=1"):
-            require_allowed(name)
+@pytest.mark.usefixtures("folder")
+def test_what_is_trained_may_be_changed() -> None:
+    require_allowed(Request(profile="mine", steps=3, overrides=["trainer.time_limit=9"]))
+    require_allowed(Request(profile="deterministic", seed=3, algorithm="ppo"))
 
 
-async def _flow_run(folder: Path, parameters: dict[str, object]) -> UUID:
-    from prefect.client.orchestration import get_client
+@pytest.mark.parametrize("profile", ["elsewhere/other.yaml", "profiles/../elsewhere/other.yaml", "link"])
+def test_profiles_come_from_the_profile_folders(profile: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^parameters: profile: .* lies outside the worker's profile folders"):
+        require_allowed(Request(profile=profile))
+    monkeypatch.setenv(FOLDERS, str(folder / "elsewhere"))
+    require_allowed(Request(profile=profile))
 
-    from flows.determinism import determinism_check
 
-    async with get_client() as client:
-        deployment = await client.create_deployment(
-            await client.create_flow(determinism_check),
-            "permissions",
-            entrypoint="flows.determinism.determinism_check",
-            pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": str(folder)}}],
-        )
-        return (await client.create_flow_run_from_deployment(deployment, parameters=parameters)).id
+@pytest.mark.usefixtures("folder")
+def test_who_runs_the_command_may_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT__FLOW_RUN_ID")
+    require_allowed(Request(profile="elsewhere/other.yaml", overrides=["trainer.command=[id]"]))
+
+
+@pytest.fixture
+def station(tmp_path: Path) -> Iterator[Station]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    station = Station(tmp_path / "state", port)
+    command = [sys.executable, "-m", "flows.station", "start", "--port", str(port), "--state", str(station.state)]
+    try:
+        subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, timeout=600)
+        yield station
+    finally:
+        station.stop()
 
 
 @pytest.mark.slow
-def test_a_real_flow_run_of_a_deployment_runs_no_command_of_its_parameters(here: Path, prefect_api: str) -> None:
-    """As a worker does it: ``prefect flow-run execute``, in the worker's folder."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    (here / "train.py").write_text("")
-    overrides = [f"trainer.command=[touch, {here / 'was-here'}]", f"trainer.cwd={here}"]
-    for allowed in ("", "1"):
-        parameters = {"profile": "mine", "overrides": overrides, "out": str(here / f"out{allowed}")}
-        with temporary_settings({PREFECT_API_URL: prefect_api}):
-            run = asyncio.run(_flow_run(here, parameters))
-        env = {**os.environ, "PREFECT_API_URL": prefect_api, ALLOW: allowed, OF_A_WORKER: str(run)}
+def test_a_worker_refuses_a_command_from_the_form(station: Station, tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    override = f"trainer={{kind: command, command: [touch, {json.dumps(str(touched))}]}}"
+    for deployment, named in (
+        ("determinism-check", "profile=deterministic"),
+        ("nightly", 'profiles=["deterministic"]'),
+    ):
         done = subprocess.run(
-            [sys.executable, "-m", "prefect", "flow-run", "execute", str(run)],
-            cwd=here, env=env, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert (here / "was-here").exists() is bool(allowed), done.stderr
-        assert ("may not change it" in done.stdout + done.stderr) is not bool(allowed)
+            [sys.executable, "-m", "prefect", "deployment", "run", f"{deployment}/{deployment}", "--watch"]
+            + ["-p", named, "-p", f"overrides={json.dumps(override)}"],
+            cwd=PROJECT,
+            env={**os.environ, **station.environment},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        said = " ".join((done.stdout + done.stderr).split())
+        found = re.search(r"UUID: ([0-9a-f-]{36})", said)
+        assert found, said
+        with urllib.request.urlopen(f"{station.address}/api/flow_runs/{found[1]}", timeout=30) as answer:
+            state = json.load(answer)["state"]
+        assert state["name"] == "Refused", said
+        assert state["message"].startswith("parameters: overrides: trainer."), state["message"]
+    assert not touched.exists()

@@ -71,9 +71,9 @@ def test_a_fault_on_rank_1_is_located_there(check_ranks, kind, fault, first_tag,
     assert document["layers"]["reproduced"] is True
     assert document["not_compared"] == []
     assert document["tables"]["not_made"] == []
-    for rank in (0, 1):
-        assert (out / f"c/msprobe_dump/actor_update/step1/rank{rank}/dump.json").is_file()
     dump = read_dump(out / "c/msprobe_dump")
+    for rank in (0, 1):
+        assert (dump.folder / f"actor_update/step1/rank{rank}/dump.json").is_file()
     assert (dump.complete, sorted(dump.ranks)) == (True, [0, 1])
     assert not any(path.name.startswith(".") for path in dump.folder.iterdir()), "no scratch is left"
 

@@ -1,132 +1,133 @@
-"""Which variables are secrets, and that a masked one is written nowhere, not even in pieces."""
+"""Secret values: they are found by name, in no part of a stream, and two runs with other ones are still told apart."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from probe.masking import STARS, Hidden, is_masked, is_secret, mask, mask_urls, unknown_whether_same
+from probe.compare import compare_configurations
+from probe.config import load_profile
+from probe.errors import ConfigError
+from probe.launch import dump_folder, launcher_for, run_spec
+from probe.masking import KEY_FILE, MASK, Masker, is_masked, is_secret, masked_profile, secret_values
+
+VALUE = "hunter2-hunter3"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("HF_TOKEN", "GITHUB_TOKEN_2", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "db_password"),
-        *("MY_SECRET", "CREDENTIALS", "PGPASSWORD", "SSH_PRIVATE_KEY", "AZURE_STORAGE_CONNECTION_STRING", "SENTRY_DSN"),
-    ],
-)
-def test_secrets_by_name(name: str) -> None:
+@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "PGPASSWORD", "aws_secret_access_key", "MY_CREDENTIALS"])
+def test_a_secret_is_known_by_its_name(name: str) -> None:
     assert is_secret(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "TOKENIZERS_PARALLELISM",
-        "MAX_TOKENS",
-        "PAD_TOKEN_ID",
-        "PATH",
-        "STEPS",
-        "PWD",
-        "KEYBOARD",
-        "CUDA_VISIBLE_DEVICES",
-    ],
-)
-def test_no_secrets_by_name(name: str) -> None:
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PATH", "OMP_NUM_THREADS", "KEYBOARD"])
+def test_other_names_are_no_secrets(name: str) -> None:
     assert not is_secret(name)
+    assert is_secret(name, [name])
 
 
-def test_a_profile_may_name_more() -> None:
-    assert is_secret("MINE", ["mine"]) and is_secret("MINE_2", ["MINE_*"]) and is_secret("PAD_TOKEN_ID", ["PAD_*"])
+@pytest.mark.parametrize("values", [["abcabd"], ["aba"], ["abc", "abcdef"], ["bc", "abcd"], ["aa", "aaaa"], ["x\ny"]])
+def test_a_stream_in_parts_is_masked_as_a_whole(values: list[str]) -> None:
+    text = "".join(f"{value}.a{value}b{value[:-1]}-" for value in values) + "aaaabcab\n"
+    whole = Masker(values)
+    expected = whole.feed(text.encode()) + whole.rest()
+    assert not any(value.encode() in expected for value in values)
+    for size in range(1, 8):
+        masker = Masker(values)
+        parts = [masker.feed(text[at : at + size].encode()) for at in range(0, len(text), size)]
+        assert b"".join([*parts, masker.rest()]) == expected
 
 
-def test_the_same_secret_is_the_same_and_another_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert mask("hunter2") == mask("hunter2") != mask("hunter3")
-    assert is_masked(mask("hunter2"))
-    assert "hunter2" not in mask("hunter2")
+def test_what_is_no_value_passes_unchanged_and_at_once() -> None:
+    masker = Masker([VALUE])
+    assert masker.feed(b"step 1\n") == b"step 1\n"
+    assert masker.feed(b"hun") == b""
+    assert masker.feed(b"dred\n") == b"hundred\n"
+    assert Masker([]).feed(b"hun") == b"hun"
 
 
-def _mask_elsewhere(value: str, config: Path) -> str:
-    code = f"from probe.masking import mask; print(mask({value!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"XDG_CONFIG_HOME": str(config)},
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[2],
+def test_short_and_common_values_are_not_looked_for() -> None:
+    variables = {"A_TOKEN": "1", "B_TOKEN": "false", "C_TOKEN": "a-long-one", "D_TOKEN": "first line\nsecond line"}
+    found = secret_values(variables)
+    assert found == ["a-long-one", "first line\nsecond line", "first line", "second line"]
+
+
+def mask(value: str, **more: object) -> object:
+    return masked_profile({"trainer": {"env": {"A_TOKEN": value, "MODE": "x"}}, **more})["trainer"]["env"]["A_TOKEN"]
+
+
+def test_equal_values_are_masked_alike_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "state" / "key"))
+    assert mask("one") == mask("one") != mask("two")
+    assert is_masked(mask("one"))
+    assert (tmp_path / "state" / "key").stat().st_mode & 0o077 == 0
+    first = mask("one")
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "other"))
+    assert mask("one") != first, "another key"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "file" / "key"))
+    assert mask("one") == MASK, "no key can be kept"
+
+
+def test_what_run_b_has_is_masked_too() -> None:
+    changes = {"trainer.env.A_TOKEN": VALUE, "trainer.env": {"A_TOKEN": VALUE}, "trainer": {"env": {"A_TOKEN": VALUE}}}
+    masked = masked_profile({"trainer": {"env": {"X": VALUE}, "secrets": ["X"]}, "check": {"b": changes}})
+    assert VALUE not in json.dumps(masked)
+
+
+def dump(folder: Path, token: object) -> Path:
+    folder.mkdir()
+    profile = {"trainer": {"kind": "command", "env": {"A_TOKEN": token}}}
+    (folder / "configurations.json").write_text(json.dumps(profile))
+    (folder / "environment.json").write_text("{}")
+    return folder
+
+
+def test_masked_values_are_compared_where_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "key"))
+    one, same, two = (dump(tmp_path / name, mask(value)) for name, value in (("a", "1"), ("b", "1"), ("c", "2")))
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "other"))
+    elsewhere = dump(tmp_path / "d", mask("1"))
+    assert compare_configurations(one, same).different == []
+    assert [found.key for found in compare_configurations(one, two).different] == ["trainer.env.A_TOKEN"]
+    unknown = compare_configurations(one, elsewhere)
+    assert unknown.different == []
+    assert any("trainer.env.A_TOKEN" in note for note in unknown.notes)
+
+
+def test_a_run_leaves_no_secret_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "state" / "key"))
+    monkeypatch.setenv("INHERITED_TOKEN", "inherited-value")
+    (tmp_path / "train.py").write_text(
+        "import os, sys\n"
+        "from probe import Probe\n"
+        "probe = Probe.from_env()\n"
+        "print('it is', os.environ['A_TOKEN'], os.environ['LICENCE'], os.environ['INHERITED_TOKEN'], flush=True)\n"
+        "sys.stdout.write(os.environ['A_TOKEN'][:5]); sys.stdout.flush()\n"
+        "print(os.environ['A_TOKEN'][5:])\n"
+        "probe.save({'loss': 1.0}); probe.step(); probe.close()\n"
     )
-    return done.stdout.strip()
-
-
-def test_the_key_stays_on_the_machine_and_is_its_users_alone(tmp_path: Path) -> None:
-    one, again, other = (_mask_elsewhere("hunter2", tmp_path / name) for name in ("x", "x", "y"))
-    assert one == again != other
-    (file,) = (tmp_path / "x/firstdiff").iterdir()
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert unknown_whether_same(one, other)
-    assert not unknown_whether_same(one, again)
-    assert not unknown_whether_same(one, _mask_elsewhere("hunter3", tmp_path / "x"))
-    assert not unknown_whether_same(one, "hunter2")
-    assert unknown_whether_same(f"a{one}", f"a{other}") and not unknown_whether_same(f"a{one}", f"b{other}")
-
-
-def test_where_no_key_can_be_kept_a_process_has_its_own(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert _mask_elsewhere("hunter2", tmp_path / "file") != _mask_elsewhere("hunter2", tmp_path / "file")
-
-
-def test_passwords_in_addresses() -> None:
-    shown = mask_urls("http://me:pass%40word@host:80/x and ftp://:p@h, not http://host:80/a@b or a:b@c")
-    assert "pass%40word" not in shown
-    assert ":p@h" not in shown
-    assert shown.endswith("not http://host:80/a@b or a:b@c")
-    assert shown.startswith("http://me:<masked:")
-
-
-SECRETS = ["hunter2!", "päss wörd", "two\nlines of it", 'quote"and\\slash', "hunter2!and more"]
-
-
-@given(st.data())
-def test_no_secret_survives_a_stream_however_it_is_cut(data: st.DataObject) -> None:
-    parts = data.draw(
-        st.lists(st.sampled_from([*SECRETS, " ", "text", "\n", "\r", "ünicode", "hunter", "x" * 30]), max_size=30)
+    file = tmp_path / "tiny.yaml"
+    file.write_text(
+        f"trainer: {{kind: command, command: ['{sys.executable}', train.py], secrets: [LICENCE],"
+        f" env: {{A_TOKEN: {VALUE}, LICENCE: licence-value}}}}\n"
     )
-    whole = "".join(parts).encode()
-    hidden = Hidden(SECRETS)
-    seen = b""
-    while whole:
-        length = data.draw(st.integers(1, 40))
-        seen += hidden.feed(whole[:length])
-        whole = whole[length:]
-    text = (seen + hidden.flush()).decode()
-    for secret in SECRETS:
-        if "\n" not in secret:
-            assert secret not in text
+    profile = load_profile(str(file))
+    folder = tmp_path / "check" / "a"
+    folder.mkdir(parents=True)
+    launcher_for(profile).run(folder, run_spec(profile, "a", dump_folder(tmp_path / "check", "a")))
+    assert (folder / "trainer.log").read_text().splitlines() == ["it is *** *** ***", "***"]
+    for path in folder.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert not any(value in content for value in (VALUE.encode(), b"licence-value", b"inherited-value")), path
 
 
-def test_a_line_without_end_is_handed_on_and_masked() -> None:
-    hidden = Hidden(["hunter2!"])
-    line = b"y" * 7 + b"hunter2!" * 40_000
-    seen = b"".join(hidden.feed(line[at : at + 1000]) for at in range(0, len(line), 1000))
-    assert len(seen) > 50_000
-    assert seen + hidden.flush() == b"y" * 7 + STARS.encode() * 40_000
-
-
-def test_other_spellings_and_bytes_that_are_no_text() -> None:
-    secret = 'a"b/c d'
-    hidden = Hidden([secret])
-    assert hidden.text(f"{quote(secret, safe='')} and {json.dumps(secret)}") == f'{STARS} and "{STARS}"'
-    assert hidden.feed(b'\xff\xfe a"b/c d \x00\n') == b"\xff\xfe *** \x00\n"
-
-
-def test_values_of_an_environment_that_are_no_words() -> None:
-    hidden = Hidden.of({"HF_TOKEN": "hunter2", "MY_TOKEN": "1", "X_SECRET": "true", "PROXY": "http://u:pw@h", "A": "b"})
-    assert hidden.text("hunter2 1 true http://u:pw@h b") == "*** 1 true http://u:***@h b"
+def test_a_masked_profile_asks_for_its_values(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text("trainer: {kind: command, command: [python, x.py], env: {A_TOKEN: '***'}}\n")
+    with pytest.raises(ConfigError, match=r"env\.A_TOKEN: is masked in this file"):
+        load_profile(str(file))
+    assert load_profile(str(file), ["trainer.env.A_TOKEN=x"]).trainer.kind == "command"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from probe.config import Determinism, Profile, load_profile, profile_schema
+from probe.config import Determinism, Profile, load_profile, profile_schema, to_yaml
 from probe.config.loading import SHIPPED_PROFILES
 from probe.errors import ConfigError
 from probe.types import STAGES
@@ -137,3 +137,15 @@ def test_every_key_of_the_schema_is_described() -> None:
         return [f"{name}.{key}" for key, field in model.get("properties", {}).items() if not described(field)]
 
     assert [key for name, model in models.items() for key in undescribed(name, model)] == []
+
+
+@pytest.mark.parametrize("keep", ["all", {}, {"divergent": 30}, {"divergent": 1, "identical": "digests"}])
+def test_what_is_kept_reads_back_as_it_was_written(keep: Any, tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    text = {"trainer": {"kind": "command", "command": ["x"]}, "check": {"keep": keep}}
+    file.write_text(yaml.safe_dump(text))
+    profile = load_profile(str(file))
+    jsonschema.Draft202012Validator(profile_schema()).validate(text)
+    file.write_text(to_yaml(profile))
+    assert load_profile(str(file)) == profile
+    assert profile.check.keep.divergent == (keep.get("divergent") if isinstance(keep, dict) else None)

@@ -1,0 +1,96 @@
+"""``firstdiff history`` and ``firstdiff unpack``: past checks for people and programs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from probe.errors import DumpError, UsageError
+from probe.history import Story, past_checks, rebuild, stories
+from probe.history.markdown import OVERVIEW, overview, sentences
+from probe.store.packing import is_packed, unpack
+
+_WIDTH = 180
+"""Columns where the output is no terminal."""
+COLOURS = {"identical": "green", "equivalent": "green", "divergent": "red", "inconclusive": "yellow"}
+
+
+def show_history(profile: str | None, checks: Path, anew: bool) -> tuple[dict[str, Any], str]:
+    """Shows the history of a folder of checks on stderr.
+
+    Args:
+        profile: A profile's name or path; None for all.
+        checks: The folder.
+        anew: Whether the index is made again from the checks' folders.
+
+    Returns:
+        The same for programs, and the last line.
+
+    Raises:
+        UsageError: There is no such folder, or no check of that profile.
+    """
+    if not checks.is_dir():
+        raise UsageError(f"{checks}: no such folder of checks; name it with --checks")
+    known = rebuild(checks) if anew else past_checks(checks)
+    told = stories(known)
+    if profile is not None:
+        profile = Path(profile).stem if profile.endswith((".yaml", ".yml")) else profile
+        own = [story for story in told if story.profile == profile]
+        if not own:
+            names = ", ".join(sorted({story.profile for story in told})) or "none at all"
+            raise UsageError(f"{profile}: no check of this profile is in {checks}; there are checks of {names}")
+        told = own
+    width = None if sys.stderr.isatty() else _WIDTH
+    console = Console(file=sys.stderr, width=width, highlight=False, markup=False, emoji=False)
+    if told:
+        _show_table(console, told)
+    for story in told:
+        if profile is not None or story.divergent or story.flaky:
+            for sentence in sentences(story):
+                console.print(Text(_plain(f"{story.name}: {sentence}")), soft_wrap=True)
+    return {"format": 1, "profiles": [story.as_dict() for story in told]}, _last_line(told)
+
+
+def unpack_dump(dump: Path, target: Path) -> dict[str, Any]:
+    """Writes the files of a compressed dump into a new folder.
+
+    Raises:
+        UsageError: The dump is none, or not compressed; the folder is there.
+        DumpError: The dump is damaged.
+    """
+    if not dump.is_dir():
+        raise UsageError(f"{dump}: no such dump folder")
+    if not is_packed(dump):
+        raise UsageError(f"{dump}: is not compressed; its files lie there as they are")
+    if target.exists():
+        raise UsageError(f"{target}: is there already; name a new folder")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DumpError(f"{target}: the folder cannot be made ({error.strerror})") from error
+    unpack(dump, target)
+    return {"format": 1, "dump": str(dump.absolute()), "folder": str(target.absolute())}
+
+
+def _show_table(console: Console, told: list[Story]) -> None:
+    table = Table(*OVERVIEW, box=None, pad_edge=False)
+    for story, row in zip(told, overview(told), strict=True):
+        colour = COLOURS.get(story.latest.verdict, "")
+        table.add_row(*(Text(_plain(cell), style=colour if cell == story.latest.verdict else "") for cell in row))
+    console.print(table)
+
+
+def _last_line(told: list[Story]) -> str:
+    counted = {verdict: sum(story.latest.verdict == verdict for story in told) for verdict in COLOURS}
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counted.items() if count)
+    return f"{len(told)} histor{'y' if len(told) == 1 else 'ies'}: {said}" if told else "no checks yet"
+
+
+def _plain(text: str) -> str:
+    """Text of one line that moves no cursor, whatever a trainer called its modules."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,390 @@
+"""``make serve`` on a fresh copy of the project: a real server and worker, every deployment, alerts, and the end."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import processes
+from flows.station import MARK, Station
+
+TRAINER = """
+import os, time, torch
+from probe import Probe
+torch.manual_seed(1)
+probe = Probe.from_env()
+for step in range(3):
+    probe.save({"prompts": torch.arange(4), "loss": torch.tensor(list(os.urandom(4)) if MODE == "random" else [1, 2])})
+    probe.step()
+    time.sleep(SECONDS)
+    print("step", step, "<script>alert(1)</script>", flush=True)
+probe.close()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Running:
+    """A station that runs, and how one speaks to it."""
+
+    project: Path
+    port: int
+    environment: dict[str, str]
+    received: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.port}/api"
+
+    def post(self, path: str, **content: Any) -> Any:
+        request = urllib.request.Request(
+            f"{self.api}/{path}", json.dumps(content).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.api}/{path}", timeout=30) as answer:
+            return json.load(answer)
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        flow, _, own = name.partition("/")
+        return self.get(f"deployments/name/{flow}/{own}")
+
+    def begin(self, name: str, **parameters: Any) -> str:
+        deployment = self.deployment(name)
+        return self.post(f"deployments/{deployment['id']}/create_flow_run", parameters=parameters)["id"]
+
+    def ended(self, run: str, seconds: float = 240) -> dict[str, Any]:
+        return self.when(
+            run, lambda found: found["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"), seconds
+        )
+
+    def when(self, run: str, true: Callable[[dict[str, Any]], bool], seconds: float = 240) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while not true(found := self.get(f"flow_runs/{run}")):
+            assert time.monotonic() < deadline, found["state"]
+            time.sleep(0.5)
+        return found
+
+    def artifacts(self, run: str) -> dict[str, dict[str, Any]]:
+        found = self.post("artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
+        return {artifact["key"] or artifact["type"]: artifact for artifact in found}
+
+    def profile(self, name: str, mode: str = "same", seconds: float = 0.0) -> str:
+        """Writes a profile with a trainer of a few lines; returns its path."""
+        script = TRAINER.replace("MODE", repr(mode)).replace("SECONDS", str(seconds))
+        (self.project / f"{name}.py").write_text(script, encoding="utf-8")
+        path = self.project / f"{name}.yaml"
+        path.write_text(f"trainer:\n  kind: command\n  command: [python, {name}.py]\n", encoding="utf-8")
+        return str(path)
+
+
+def clone_of(root: Path, target: Path) -> Path:
+    """What a fresh clone holds, without its tests."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if name.startswith("tests/") or not (root / name).is_file():
+            continue
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / name, target / name)
+    return target
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A webhook's receiver on 127.0.0.1."""
+    received: list[dict[str, Any]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/", received
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def station(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, receiver: tuple[str, list[dict[str, Any]]]
+) -> Iterator[Running]:
+    project = clone_of(root, tmp_path_factory.mktemp("clone"))
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHONPATH"))}
+    running = Running(project, port, environment, receiver[1])
+    command = [sys.executable, "-m", "flows.station"]
+    done = subprocess.run(
+        [*command, "start", "--port", str(port)],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"http://127.0.0.1:{port}\n"
+        automations = subprocess.run(
+            [sys.executable, "-m", "flows.automations", "--port", str(port)],
+            cwd=project,
+            env={**environment, "FIRSTDIFF_NOTIFY_WEBHOOK": receiver[0]},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert automations.returncode == 0, automations.stderr
+        assert "by webhook: installed" in automations.stdout
+        assert "by slack: left out" in automations.stdout
+        yield running
+    finally:
+        subprocess.run([*command, "stop"], cwd=project, env=environment, check=True, capture_output=True)
+        assert processes.marked(f"{MARK}={project / '.firstdiff'}") == []
+        assert not list((project / ".firstdiff").glob("*.pid"))
+
+
+def test_a_port_that_is_taken_is_refused_in_one_sentence(tmp_path: Path, root: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "flows.station", "start", "--port", port, "--state", str(tmp_path / "state")]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 64
+    assert f"port {port}" in done.stderr and "SERVE_PORT" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "state").exists()
+
+
+def test_stopping_never_ends_a_process_that_got_the_number_of_ours(tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        for name in ("server", "worker"):
+            (tmp_path / f"{name}.pid").write_text(json.dumps({"pid": other.pid, "start": "1"}))
+        assert Station(tmp_path, 4200).stop() == []
+        assert other.poll() is None
+        (tmp_path / "server.pid").write_text("nonsense")
+        assert Station(tmp_path, 4200).stop() == []
+        processes.note(tmp_path / "server.pid", other.pid)
+        assert Station(tmp_path, 4200).stop() == ["server"]
+        assert other.wait(5) == -15
+    finally:
+        other.kill()
+        other.wait()
+
+
+@pytest.mark.slow
+def test_everything_is_deployed_with_its_schedule(station: Running) -> None:
+    nightly = station.deployment("nightly/nightly")
+    assert [(each["schedule"]["cron"], each["schedule"]["timezone"]) for each in nightly["schedules"]] == [
+        ("0 2 * * *", "UTC")
+    ]
+    assert nightly["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+    assert nightly["global_concurrency_limit"]["limit"] == 1
+    for name in ("determinism-check/determinism-check", "compare/compare", "prune/prune"):
+        assert station.deployment(name)["work_pool_name"] == "firstdiff"
+    with urllib.request.urlopen(f"http://127.0.0.1:{station.port}/", timeout=10) as page:
+        assert b"<html" in page.read()
+    command = [sys.executable, "-m", "flows.station", "start", "--port", str(free_port())]
+    again = subprocess.run(
+        command, cwd=station.project, env=station.environment, capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 64 and "already" in again.stderr
+
+
+@pytest.mark.slow
+def test_the_form_describes_every_field_and_lists_the_profiles(station: Running) -> None:
+    schema = station.deployment("determinism-check/determinism-check")["parameter_openapi_schema"]
+    fields = schema["properties"]
+    assert all(field["description"] for field in fields.values())
+    assert "demo" in fields["profile"]["anyOf"][0]["enum"]
+    assert all("default" in field for field in fields.values())
+    for name in ("steps", "seed", "num_threads", "time_limit"):
+        assert " to " in fields[name]["description"] or "above 0" in fields[name]["description"]
+
+
+@pytest.mark.slow
+def test_a_divergent_check_is_seen_alerts_once_and_keeps_its_result(station: Running) -> None:
+    before = len(station.received)
+    run = station.begin("determinism-check/determinism-check", profile=station.profile("odd", "random"))
+    found = station.ended(run)
+
+    assert (found["state_name"], found["state_type"]) == ("Divergent", "FAILED")
+    assert found["name"].startswith("odd · 20")
+    artifacts = station.artifacts(run)
+    summary = artifacts["odd"]["data"]
+    assert summary.startswith("# Divergent")
+    assert "What to do next" in summary and "The bill" in summary and "data:image/svg+xml;base64," in summary
+    assert json.loads(artifacts["odd-differences"]["data"])[0]["step"] == 0
+    assert artifacts["odd-map"]["type"] == "image"
+    (folder,) = (station.project / "checks").glob("odd-*")
+    assert json.loads((folder / "verdict.json").read_text())["verdict"] == "divergent"
+    deadline, logs = time.monotonic() + 20, [""]
+    while not any("alert(1)" in message for message in logs):
+        assert time.monotonic() < deadline, "the trainer's output is in the run's log"
+        found = station.post("logs/filter", logs={"flow_run_id": {"any_": [run]}})
+        logs = [log["message"] for log in found]
+
+    deadline = time.monotonic() + 60
+    while len(station.received) == before and time.monotonic() < deadline:
+        time.sleep(0.5)
+    time.sleep(3)
+    (alert,) = station.received[before:]
+    assert alert["state"] == "Divergent" and alert["deployment"] == "determinism-check"
+    assert alert["url"].endswith(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"steps": 0}, ["steps", "1"]),
+        ({"profile": "nope"}, ["profile", "nope", "demo"]),
+        ({"profile": "/nowhere/x.yaml"}, ["profile", "/nowhere/x.yaml"]),
+        ({"overrides": "nonsense"}, ["overrides", "nonsense"]),
+        ({"overrides": "check.stepz=3"}, ["overrides", "check.stepz"]),
+        ({"time_limit": -1}, ["time_limit", "greater than 0"]),
+    ],
+)
+def test_a_bad_value_ends_the_run_at_once_with_its_field(
+    station: Running, parameters: dict[str, Any], words: list[str]
+) -> None:
+    found = station.ended(station.begin("determinism-check/determinism-check", **parameters), 60)
+    assert (found["state_name"], found["state_type"]) == ("Refused", "FAILED")
+    message = found["state"]["message"]
+    assert len(message.splitlines()) == 1
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.slow
+def test_values_of_a_wrong_type_are_refused_before_a_run_is_made(station: Running) -> None:
+    for parameters in ({"steps": "many"}, {"device": "tpu"}, {"seed": 1.5}):
+        with pytest.raises(urllib.error.HTTPError) as error:
+            station.begin("determinism-check/determinism-check", **parameters)
+        assert error.value.code == 409
+        assert next(iter(parameters)) in error.value.read().decode()
+
+
+@pytest.mark.slow
+def test_nights_do_not_overlap_and_one_bad_profile_does_not_stop_the_others(station: Running) -> None:
+    before = len(station.received)
+    profiles = [station.profile("calm", seconds=1.0), "nope"]
+    first = station.begin("nightly/nightly", profiles=profiles, settings=["", "record.key_data=digests"])
+    station.when(first, lambda found: found["state_type"] == "RUNNING")
+    second = station.begin("nightly/nightly", profiles=profiles)
+    assert station.ended(second)["state_type"] == "CANCELLED"
+
+    found = station.ended(first)
+    assert (found["state_name"], found["state_type"]) == ("Inconclusive", "FAILED")
+    rows = json.loads(station.artifacts(first)["nightly-checks"]["data"])
+    assert [(Path(row["profile"]).stem, row["verdict"]) for row in rows] == [
+        ("calm", "identical"),
+        ("calm", "identical"),
+        ("nope", "inconclusive"),
+        ("nope", "inconclusive"),
+    ]
+    assert "calm" in station.artifacts(first)["nightly"]["data"]
+    deadline = time.monotonic() + 60
+    while len(station.received) == before and time.monotonic() < deadline:
+        time.sleep(0.5)
+    time.sleep(3)
+    (alert,) = station.received[before:]
+    assert alert["deployment"] == "nightly", "one alert for the night, none for each of its checks"
+
+
+@pytest.mark.slow
+def test_compare_and_prune_run(station: Running) -> None:
+    check = station.begin("determinism-check/determinism-check", profile=station.profile("plain"))
+    assert station.ended(check)["state_name"] == "Identical"
+    (folder,) = (station.project / "checks").glob("plain-*")
+    dumps = {f"dump_{run}": str(folder / run / "msprobe_dump") for run in "ab"}
+    found = station.ended(station.begin("compare/compare", **dumps))
+    assert (found["state_name"], found["state_type"]) == ("Identical", "COMPLETED")
+    missing = station.ended(station.begin("compare/compare", dump_a="/nowhere", dump_b="/nowhere"))
+    assert missing["state_name"] == "Inconclusive" and "/nowhere" in missing["state"]["message"]
+    assert station.ended(station.begin("prune/prune", dry_run=True))["state_type"] == "COMPLETED"
+
+
+@pytest.mark.slow
+def test_a_killed_check_is_tried_again_and_ends(station: Running) -> None:
+    run = station.begin("determinism-check/determinism-check", profile=station.profile("slow", seconds=4.0))
+    deadline = time.monotonic() + 90
+    while not (started := list((station.project / "checks").glob("slow-*/a/trainer.log"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+    worker = processes.noted(station.project / ".firstdiff/worker.pid")
+    assert worker is not None
+    for child in processes.children(worker.pid):
+        os.kill(child, 9)
+    station.when(run, lambda found: found["run_count"] > 1)
+    assert (ended := station.ended(run))["state_name"] == "Identical", ended["state"]
+    assert len(list((station.project / "checks").glob("slow-*"))) == len(started) == 1
+
+
+@pytest.mark.slow
+def test_one_experiment_is_one_profile_however_it_is_asked_for(station: Running, tmp_path: Path) -> None:
+    asked = {"steps": 1, "seed": 7, "num_threads": 1, "algorithm": "dapo", "time_limit": 300}
+    lines = "trainer.config.megatron_training.global_batch_size=2\n# a note\nrecord.key_data=digests"
+    page = station.begin("determinism-check/determinism-check", profile="demo", overrides=lines, **asked)
+    command = [sys.executable, "-m", "prefect", "deployment", "run", "determinism-check/determinism-check"]
+    given = {**asked, "profile": "demo", "overrides": lines, "out": str(tmp_path / "command")}
+    for name, value in given.items():
+        command += ["--param", f"{name}={json.dumps(value)}"]
+    environment = {**station.environment, "PREFECT_API_URL": station.api, "DO_NOT_TRACK": "1"}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    sets = [
+        *("check.steps=1", "trainer.config.megatron_training.seed=7", "determinism.num_threads=1"),
+        *("trainer.config.megatron_training.stage=ray_dapo", "trainer.config.rl_config.adv_estimator=group_norm"),
+        *(f"trainer.config.rl_config.{key}=true" for key in ("clip_higher_enable", "token_level_loss")),
+        *("trainer.config.rl_config.filter_groups_enable=true", "trainer.time_limit=300.0"),
+        *(line for line in lines.splitlines() if "=" in line),
+    ]
+    line = [sys.executable, "-m", "flows.cli", "check", "demo", "--out", str(tmp_path / "line")]
+    for entry in sets:
+        line += ["--set", entry]
+    subprocess.run(line, cwd=station.project, env=environment, check=False, capture_output=True)
+    station.ended(page)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "command/verdict.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    (folder,) = [path for path in (station.project / "checks").glob("demo-*") if page[:8] in path.name]
+    texts = {
+        path / "profile.yaml": (path / "profile.yaml").read_text()
+        for path in (folder, tmp_path / "command", tmp_path / "line")
+    }
+    assert len(set(texts.values())) == 1, texts
