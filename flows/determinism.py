@@ -23,6 +23,7 @@ from flows.logs import bearable_trainer_log
 from flows.names import check_name
 from flows.page import show_check
 from flows.permissions import require_allowed
+from flows.secrets import with_secrets
 from flows.states import state_of, state_of_error
 from probe.checks import open_check
 from probe.config import Profile, Request, mapping_yaml, parse_request, resolve, to_yaml
@@ -143,6 +144,7 @@ def determinism_check(
 def _run(request: Request, out: str | None, force: bool) -> dict[str, Any]:
     start = time.monotonic()
     resolved = resolve(request)
+    trained = with_secrets(resolved)
     entries = request.entries()
     if not force:
         require_room(Path(out or "checks/new"), request.profile, resolved, entries)
@@ -158,7 +160,7 @@ def _run(request: Request, out: str | None, force: bool) -> dict[str, Any]:
         begin(folder, request.profile, resolved, entries)
         (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
         try:
-            _check(resolved, folder, result)
+            _check(trained, folder, result)
         except InconclusiveError as error:
             result.verdict = "inconclusive"
             result.error = str(error)
