@@ -6,7 +6,6 @@ Data goes to stdout, everything for people to stderr. Exit status: 0 identical o
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -14,16 +13,21 @@ import signal
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from flows import settings
+from flows.terminal import PrintableFormatter, Streams, printable
 from probe.errors import FirstdiffError, UsageError
 from probe.types import EXIT_CODES
+
+if TYPE_CHECKING:
+    from probe.config import Profile
 
 app = typer.Typer(
     add_completion=False,
@@ -69,23 +73,25 @@ def check(
     """Train twice, compare, and name the first difference and its cause."""
 
     def work() -> Outcome:
-        from probe.config import load_profile
+        from probe.config import hand_on, load_profile
         from probe.disk import require_room
         from probe.launch import check_folder, follow
 
         resolved = load_profile(profile, override)  # what is wrong is said before Prefect starts
         if resolved.trainer.node_rank:
             shared = _shared_folder(out)
-            return _answer(follow(resolved, shared), shared)
+            return _answer(follow(_with_secrets(resolved, verbose), shared), shared)
         if resolved.trainer.nnodes > 1:
             _shared_folder(out)
         require_room(out or Path("checks/new"), profile, resolved, override or (), force)
         folder = check_folder(profile, str(out) if out else None)
         settings.prepare(verbose)
+        settings.connect()
         from flows.determinism import determinism_check
         from flows.states import document_of
 
-        state = determinism_check(profile=profile, overrides=override, out=str(folder), force=force, return_state=True)
+        overrides = hand_on(override or [], getattr(resolved.trainer, "secrets", []))
+        state = determinism_check(profile=profile, overrides=overrides, out=str(folder), force=force, return_state=True)
         document = document_of(state)
         document.pop("folder")
         return _answer(document, folder)
@@ -140,7 +146,9 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def bench(
-    name: Annotated[str | None, typer.Argument(help="recording, bytes or digests; all of them without it.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="recording, bytes, digests or overhead; all of them without it.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure on this machine what recording and comparing cost, as ratios. Takes some minutes."""
@@ -228,6 +236,19 @@ def _answer(document: dict[str, Any], folder: Path) -> Outcome:
     return Outcome(document, last_line(document, Path(report)), EXIT_CODES[document["verdict"]])
 
 
+def _with_secrets(profile: Profile, verbose: bool) -> Profile:
+    """The profile of a host that starts no flow, with its secrets: only where it has any does it need Prefect."""
+    from probe.config import has_sources, plain
+
+    if not has_sources(plain(profile)):
+        return profile
+    settings.prepare(verbose)
+    settings.connect()
+    from flows.secrets import with_secrets
+
+    return with_secrets(profile)
+
+
 def _shared_folder(out: Path | None) -> Path:
     if out is None:
         raise UsageError("--out: a check of several hosts needs one folder that all of them share")
@@ -240,32 +261,38 @@ def main() -> None:
     try:
         status = app(standalone_mode=False)
     except typer.Abort:
-        sys.exit(_fail("interrupted", 130, as_json))
+        sys.exit(_fail("interrupted", 130, as_json, sys.stdout, sys.stderr))
     except USAGE_ERROR as error:
-        sys.exit(_fail(f"{error}; firstdiff --help says what there is", 64, as_json))
+        sys.exit(_fail(f"{error}; firstdiff --help says what there is", 64, as_json, sys.stdout, sys.stderr))
     sys.exit(status or 0)
 
 
 def _run(work: Callable[[], Outcome], as_json: bool, verbose: bool, quiet: bool) -> None:
     """Runs a command's work and exits: the one place that turns errors into exit statuses."""
-    _log_to_stderr(verbose, quiet)
+    streams = Streams(verbose)
+    end_of_log = _show_log(streams, verbose, quiet)
+    if not verbose:
+        warnings.simplefilter("ignore")
     signal.signal(signal.SIGTERM, _interrupt)  # so that trainers are ended too
+
+    def fail(message: str, status: int) -> SystemExit:
+        end_of_log()
+        return SystemExit(_fail(message, status, as_json, streams.results, streams.people))
+
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            outcome = work()
+        outcome = work()
     except FirstdiffError as error:
-        raise SystemExit(_fail(str(error), error.exit_code, as_json)) from error
+        raise fail(str(error), error.exit_code) from error
     except KeyboardInterrupt as error:
-        raise SystemExit(_fail("interrupted", 130, as_json)) from error
+        raise fail("interrupted", 130) from error
     except OSError as error:  # a full disk, a folder that vanished: the machine's doing, not a defect
-        raise SystemExit(
-            _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 2, as_json)
-        ) from error
+        raise fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 2) from error
     except Exception as error:  # noqa: BLE001  (whatever is left is a defect, and is said in one sentence too)
-        raise SystemExit(_fail(_internal(error), 70, as_json)) from error
+        raise fail(_internal(error, streams.said_aside()), 70) from error
+    end_of_log()
     if as_json:
-        sys.stdout.write(json.dumps(outcome.document, indent=2) + "\n")
-    sys.stderr.write(_printable(outcome.line) + "\n")
+        streams.results.write(json.dumps(outcome.document, indent=2) + "\n")
+    streams.people.write(printable(outcome.line) + "\n")
     raise SystemExit(outcome.exit_code)
 
 
@@ -273,43 +300,43 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _fail(message: str, status: int, as_json: bool) -> int:
+def _fail(message: str, status: int, as_json: bool, results: TextIO, people: TextIO) -> int:
     sentence = " ".join(message.split())
-    if as_json and status != 2:
-        sys.stdout.write(json.dumps({"format": 1, "verdict": None, "error": sentence}) + "\n")
-    elif as_json:
-        sys.stdout.write(json.dumps({"format": 1, "verdict": "inconclusive", "error": sentence}) + "\n")
-    sys.stderr.write(f"firstdiff: {_printable(sentence)}\n")
+    if as_json:
+        verdict = "inconclusive" if status == 2 else None
+        results.write(json.dumps({"format": 1, "verdict": verdict, "error": sentence}) + "\n")
+    people.write(f"firstdiff: {printable(sentence)}\n")
     return status
 
 
-def _internal(error: Exception) -> str:
+def _internal(error: Exception, said: str) -> str:
     """One sentence for a defect; the traceback goes into a file for whoever mends it."""
     with tempfile.NamedTemporaryFile("w", prefix="firstdiff-", suffix=".log", delete=False, encoding="utf-8") as file:
-        file.write("".join(traceback.format_exception(error)))
+        file.write("".join(traceback.format_exception(error)) + said)
     return f"internal error, please report it with {file.name}: {type(error).__name__}: {error}"
 
 
-def _printable(text: str) -> str:
-    """Text for a terminal. Names come from anybody's dumps: none moves the cursor or has no encoding."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
-
-
-class _PrintableFormatter(logging.Formatter):
-    """Formats a record as text that is safe for a terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return _printable(super().format(record))
-
-
-def _log_to_stderr(verbose: bool, quiet: bool) -> None:
+def _show_log(streams: Streams, verbose: bool, quiet: bool) -> Callable[[], None]:
+    """Has people see what is logged, with a live display on a terminal; returns what ends that."""
     logger = logging.getLogger("firstdiff")
     logger.setLevel(logging.INFO)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_PrintableFormatter("%(message)s"))
-    handler.addFilter(lambda record: verbose or not (quiet or record.name == "firstdiff.trainer"))
+    handler: logging.Handler = logging.NullHandler()
+
+    def end() -> None:
+        return
+
+    if verbose:
+        handler = logging.StreamHandler(streams.people)
+        handler.setFormatter(PrintableFormatter("%(message)s"))
+    elif not quiet:
+        from flows.progress import Display
+
+        handler = display = Display(streams.people, streams.people.isatty() and os.environ.get("TERM") != "dumb")
+        end = display.end
+        handler.addFilter(lambda record: record.name != "firstdiff.trainer")
     logger.handlers = [handler]
     logger.propagate = False
+    return end
 
 
 if __name__ == "__main__":

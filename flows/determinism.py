@@ -9,6 +9,7 @@ Source of the workflow: MindSpeed-RL, ``docs/features/msprobe.md``.
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -21,9 +22,11 @@ from prefect.utilities.annotations import quote
 from flows.logs import bearable_trainer_log
 from flows.names import check_name
 from flows.page import show_check
+from flows.permissions import require_allowed
+from flows.secrets import with_secrets
 from flows.states import state_of, state_of_error
 from probe.checks import open_check
-from probe.config import Profile, Request, parse_request, resolve, to_yaml
+from probe.config import Profile, Request, mapping_yaml, parse_request, resolve, to_yaml
 from probe.config.request import (
     Algorithm,
     Cublas,
@@ -44,6 +47,7 @@ from probe.errors import DumpError, FirstdiffError, InconclusiveError, TrainerEr
 from probe.history import begin
 from probe.launch import devices_reserved, dump_folder, launcher_for, leading
 from probe.locate import Conclusion, SecondPair, target_of
+from probe.masking import masked_profile
 from probe.report import CheckResult, Tables, reservations
 from probe.store.reader import Dump, read_dump
 from probe.types import Target
@@ -134,6 +138,7 @@ def determinism_check(
     fields = {name: value for name, value in values.items() if name not in ("out", "force")}
     try:
         request = parse_request(fields)
+        require_allowed(request)
         document = _run(request, out or None, force)
     except (FirstdiffError, OSError) as error:
         return state_of_error(error, out or "checks")
@@ -143,10 +148,13 @@ def determinism_check(
 def _run(request: Request, out: str | None, force: bool) -> dict[str, Any]:
     start = time.monotonic()
     resolved = resolve(request)
+    trained = with_secrets(resolved)
     entries = request.entries()
     if not force:
         require_room(Path(out or "checks/new"), request.profile, resolved, entries)
-    result = CheckResult("inconclusive")
+    result = CheckResult("inconclusive", notes=resolved.remarks)
+    for remark in resolved.remarks:
+        logging.getLogger("firstdiff").warning("%s", remark)
     with (
         bearable_trainer_log(),
         open_check(request.profile, out, flow_run.id) as folder,
@@ -156,7 +164,7 @@ def _run(request: Request, out: str | None, force: bool) -> dict[str, Any]:
         begin(folder, request.profile, resolved, entries)
         (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
         try:
-            _check(resolved, folder, result)
+            _check(trained, folder, result)
         except InconclusiveError as error:
             result.verdict = "inconclusive"
             result.error = str(error)
@@ -169,9 +177,12 @@ def _run(request: Request, out: str | None, force: bool) -> dict[str, Any]:
 
 
 def profile_yaml(profile: Profile) -> str:
-    """The resolved profile as YAML that ``firstdiff check`` takes again: without what a check sets itself."""
+    """The resolved profile as YAML that ``firstdiff check`` takes again: without what a check sets itself.
+
+    Secret values are masked; whoever uses the file gives them by ``--set``.
+    """
     if profile.trainer.kind != "integrated":
-        return to_yaml(profile)
+        return mapping_yaml(masked_profile(profile.model_dump(mode="json")))
     own = {"msprobe": True, "dump_path": True}
     return to_yaml(profile, exclude={"trainer": {"config": {"msprobe_config": own}}})
 

@@ -19,8 +19,9 @@ from prefect.client.schemas.objects import State
 from flows.determinism import determinism_check
 from flows.names import now
 from flows.page import warning
+from flows.permissions import require_allowed
 from flows.states import BY_SEVERITY, document_of, state_of_error, verdict_state
-from probe.config import override_lines
+from probe.config import override_lines, parse_request
 from probe.config.request import Lines, OptionalNumber
 from probe.errors import ConfigError, FirstdiffError, InconclusiveError, UsageError
 from probe.history import past_checks, stories, summary_markdown
@@ -80,6 +81,8 @@ def nightly(
     """
     try:
         matrix = list(_matrix(profiles, seeds, nproc_per_node, settings, override_lines(overrides)))
+        for parameters in matrix:
+            require_allowed(parse_request({**parameters, "time_limit": time_limit}))
     except UsageError as error:
         return state_of_error(error)
     rows = [_checked({**parameters, "time_limit": time_limit}) for parameters in matrix]

@@ -29,7 +29,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows import processes, settings
+from flows.settings import FOLDERS
 from probe.errors import FirstdiffError, InconclusiveError, UsageError
+from probe.privacy import SWITCHES
 
 PROJECT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
@@ -52,6 +54,7 @@ class Station:
     def __init__(self, state: Path, port: int) -> None:
         self.state = state.absolute()
         self.port = port
+        self._profile_folders: list[str] = []
 
     @property
     def address(self) -> str:
@@ -65,7 +68,7 @@ class Station:
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
         return {
             **own,
-            **settings.ALWAYS,
+            **SWITCHES,
             **settings.DEFAULTS,
             "PREFECT_HOME": str(self.state / "prefect"),
             "PREFECT_API_URL": f"{self.address}/api",
@@ -74,6 +77,7 @@ class Station:
             "PREFECT_SERVER_API_HOST": HOST,
             "PREFECT_SERVER_API_PORT": str(self.port),
             "PYTHONPATH": path,
+            FOLDERS: os.pathsep.join([*self._profile_folders, *filter(None, [os.environ.get(FOLDERS)])]),
             MARK: str(self.state),
         }
 
@@ -94,6 +98,7 @@ class Station:
             raise UsageError(f"{self.state}: a server runs here already (process {running.pid}); make stop ends it")
         require_free(self.port)
         nightly = [_profile(name) for name in nightly]
+        self._profile_folders = [str(Path(name).parent) for name in nightly if Path(name).is_absolute()]
         (self.state / "prefect").mkdir(parents=True, exist_ok=True)
         try:
             self._spawn("server", "server", "start", "--host", HOST, "--port", str(self.port))

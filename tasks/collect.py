@@ -10,7 +10,7 @@ from prefect import task
 from probe.config import Profile, profile_of
 from probe.launch import begin_run, dump_folder, is_finished, launcher_for, run_spec, training_steps
 from probe.types import Target
-from tasks import UNCACHED
+from tasks import UNCACHED, Begun, begin
 from tasks.progress import shown_progress
 
 log = logging.getLogger("firstdiff")
@@ -36,7 +36,9 @@ def _collect(profile: Profile, folder: Path, run: str, target: Target | None, la
         log.info("run %s: whole already, from an earlier attempt at this check", run)
         return dump
     begin_run(dump.parent)
-    log.info("run %s: training%s", run, f", dumping the layers of step {target.step}" if target else "")
-    with shown_progress(run, dump, training_steps(own, spec)):
+    steps = training_steps(own, spec)
+    what = f"run {run}, training" + (f" and dumping the layers of step {target.step}" if target else "")
+    begin(Begun(4 if target else 1, what, dump, steps))
+    with shown_progress(run, dump, steps):
         launcher_for(own).run(dump.parent, spec)
     return dump

@@ -16,7 +16,7 @@ from probe.comparison import compare_dumps
 from probe.locate import SecondPair
 from probe.report import Tables, key_data_tables, layer_tables
 from probe.store.reader import Dump, read_dump
-from tasks import UNCACHED
+from tasks import UNCACHED, Begun, begin
 
 log = logging.getLogger("firstdiff")
 
@@ -32,6 +32,7 @@ def compare_configurations(a: Path, b: Path, allowed: list[str]) -> Configuratio
 @task(name="2 compare key data", **UNCACHED)
 def compare_key_data(a: Dump, b: Dump, last_step: int | None) -> KeyDataComparison:
     """Compares every record of two runs."""
+    begin(Begun(2, "comparing key data"))
     result = compare_records(a, b, last_step)
     log.info("compared %d records: %d differ", result.compared, result.differences)
     return result
@@ -40,12 +41,14 @@ def compare_key_data(a: Dump, b: Dump, last_step: int | None) -> KeyDataComparis
 @task(name="2 msprobe's key-data tables", **UNCACHED)
 def make_key_data_tables(a: Path, b: Path, folder: Path) -> Tables:
     """Has SingleComparator make its tables."""
+    begin(Begun(2, "making msprobe's tables of the key data"))
     return key_data_tables(a, b, folder)
 
 
 @task(name="5 compare layers", **UNCACHED)
 def compare_layers(c: Path, d: Path) -> SecondPair:
     """Compares key data and layers of the second pair."""
+    begin(Begun(5, "comparing layers"))
     dump_c = read_dump(c)
     records = compare_records(dump_c, read_dump(d))
     layers: LayerComparison = compare_windows(c, d)
@@ -56,6 +59,7 @@ def compare_layers(c: Path, d: Path) -> SecondPair:
 @task(name="5 msprobe's layer tables", **UNCACHED)
 def make_layer_tables(c: Path, d: Path, folder: Path) -> Tables:
     """Has compare_distributed make its tables."""
+    begin(Begun(5, "making msprobe's tables of the layers"))
     return layer_tables(c, d, folder)
 
 

@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it puts into the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).resolve().parent.parent
 QUIET_PREFECT = {
     "DO_NOT_TRACK": "1",

@@ -9,21 +9,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from probe.collect import environment
 from probe.collect.ranks import place_of_process, rank_now, unwrapped
 from probe.collect.stacks import show_stacks_on_signal
-from probe.collect.values import Snapshot, dtype_name, host_mask, leaves, on_host, raw_bytes
+from probe.collect.values import Snapshot, count, host_mask, leaves, named
+from probe.collect.weights import save_weights
 from probe.errors import DumpError, RecordError, UsageError
 from probe.store import layout
 from probe.store.background import Background
-from probe.store.digest import digest
-from probe.store.writer import DigestEntry, DumpWriter, Place, mark_incomplete, write_json
+from probe.store.writer import DumpWriter, Place, mark_incomplete, write_json
 from probe.types import ROLES_OF_STAGE, STAGES, RunSpec
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class Probe:
             return
         place, opened = (name, 0, 0), False
         with self._guard():
-            place = (name, _count("micro_step", micro_step or 0), self._own_rank(self._rank(rank)))
+            place = (name, count("micro_step", micro_step or 0), self._own_rank(self._rank(rank)))
             opened = self._open_window(*place)
         self._stages.append(place)
         try:
@@ -196,14 +195,14 @@ class Probe:
         with self._guard():
             if not isinstance(data, dict):
                 raise RecordError(f"save takes a dict of tag to value, not {type(data).__name__}")
-            place = (self._step, self._own_rank(place[1]), _count("micro_step", place[2]))
+            place = (self._step, self._own_rank(place[1]), count("micro_step", place[2]))
             self._own_process()
-            with _named("mask"):
+            with named("mask"):
                 kept = None if mask is None else host_mask(mask)
             for tag, value in data.items():
                 layout.check_tag(tag)
                 for path, leaf in leaves(value):
-                    with _named(f"{tag}.{path}" if path else tag):
+                    with named(f"{tag}.{path}" if path else tag):
                         shot = Snapshot.take(leaf, kept)
                     background.submit(partial(_add, writer, (tag, *place, path, stage), shot), shot.size)
 
@@ -224,7 +223,7 @@ class Probe:
                 self._own_process()
                 self._write_environment(self._spec)
                 if self._spec.key_data != "off":
-                    self._save_weights(writer, background)
+                    save_weights(self._models, self._step, self._rank(None), writer, background)
                 background.submit(partial(writer.finish_step, self._step), 0)
         self._step += 1
 
@@ -318,7 +317,7 @@ class Probe:
         Raises:
             RecordError: It is no rank, or that of another process.
         """
-        number = _count("rank", rank)
+        number = count("rank", rank)
         if self._place is not None and number != self._place.rank:
             raise RecordError(f"rank={number} in the process of rank {self._place.rank}: each process saves its own")
         return number
@@ -334,21 +333,6 @@ class Probe:
                 " call probe.attach first"
             )
         return self._layers.open(stage, self._step, rank, micro_step, role, self._models[role])
-
-    def _save_weights(self, writer: DumpWriter, background: Background) -> None:
-        """Weights on the host are digested where they lie; others are copied, and digested beside the training."""
-        entries: list[DigestEntry] = []
-        for role, model in self._models.items():
-            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-                if tensor.device.type == "cpu":
-                    host = on_host(tensor)
-                    kind, shape = dtype_name(host), tuple(host.shape)
-                    value = digest(kind, shape, raw_bytes(host))
-                    background.submit(partial(entries.append, (f"{role}.{name}", kind, shape, value)), 0)
-                else:
-                    shot = Snapshot.take(tensor)
-                    background.submit(partial(_append_digest, entries, f"{role}.{name}", shot), shot.size)
-        background.submit(partial(writer.add_digests, "weights", self._step, self._rank(None), entries), 0)
 
     def _own_process(self) -> None:
         if self._process != os.getpid():
@@ -400,29 +384,5 @@ class Probe:
             sys.stderr.write(f"firstdiff: {message}; the manifest could not be updated\n")
 
 
-@contextmanager
-def _named(what: str) -> Iterator[None]:
-    """Says of a value that cannot be recorded which it is, whatever torch or NumPy raise."""
-    try:
-        yield
-    except (RecordError, RuntimeError, TypeError, ValueError) as error:
-        raise RecordError(f"{what}: {' '.join(str(error).split())}") from error
-
-
 def _add(writer: DumpWriter, place: tuple[str, int, int, int, str, str | None], shot: Snapshot) -> None:
     writer.add(*place, shot.numbers, shot.dtype, shot.shape, shot.digest, shot.masked)
-
-
-def _append_digest(entries: list[DigestEntry], path: str, shot: Snapshot) -> None:
-    entries.append((path, shot.dtype, shot.shape, shot.digest))
-
-
-def _count(name: str, value: object) -> int:
-    """A rank or micro-step, which names a folder.
-
-    Raises:
-        RecordError: It is no whole number from 0.
-    """
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 0:
-        raise RecordError(f"{name}={value!r} is not a whole number from 0")
-    return index(value)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -254,3 +256,23 @@ def _escaped(key: object) -> str:
         return f"({type(key).__name__}){_escaped(str(key))}"
     escaped = key.replace("\\", "\\\\").replace(".", "\\.")
     return f"\\{escaped}" if not key or key.isdigit() or key.startswith("(") else escaped
+
+
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """Says of a value that cannot be recorded which it is, whatever torch or NumPy raise."""
+    try:
+        yield
+    except (RecordError, RuntimeError, TypeError, ValueError) as error:
+        raise RecordError(f"{what}: {' '.join(str(error).split())}") from error
+
+
+def count(name: str, value: object) -> int:
+    """A rank or micro-step, which names a folder.
+
+    Raises:
+        RecordError: It is no whole number from 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 0:
+        raise RecordError(f"{name}={value!r} is not a whole number from 0")
+    return index(value)

@@ -6,6 +6,7 @@ from anywhere: what cannot be read is said.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -14,8 +15,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from probe.compare.experiment import Counting, follows
+from probe.compare.experiment import TORCH_SEED, Counting, follows
 from probe.keys import CONFIGURATIONS, ENVIRONMENT, KeyPath, close_keys, is_below, parse_key, sections, show_key
+from probe.masking import tell_nothing
 from probe.store import layout
 from probe.store.scan import shown
 
@@ -83,10 +85,12 @@ class ConfigurationComparison:
         """Why these are two experiments, naming the keys; None where they are one, as far as is known."""
         if not self.unmeant:
             return None
-        listed = _listed([found for found in self.different if not found.meant], self.unmeant)
+        unmeant = [found for found in self.different if not found.meant]
+        unseeded = any(found.key == TORCH_SEED for found in unmeant)
         return (
-            f"the two runs were not the same experiment: {listed}; where that is meant, name the keys in"
-            " check.allow_different or with --allow-different"
+            f"the two runs were not the same experiment: {_listed(unmeant, self.unmeant)};"
+            + (" a trainer that never seeds torch has another seed in every run;" if unseeded else "")
+            + " where that is meant, name the keys in check.allow_different or with --allow-different"
         )
 
 
@@ -102,14 +106,17 @@ def compare_configurations(a: Path, b: Path, allowed: Iterable[str] = ()) -> Con
     left: Experiment = {}
     right: Experiment = {}
     for name, section in _FILES.items():
-        told = len(result.not_compared)
-        one, two = _read(a / name, result), _read(b / name, result)
-        if one is not None and two is not None:
-            left[section], right[section] = one, two
-        elif len(result.not_compared) == told:
-            _missing(name, [folder for folder, content in ((a, one), (b, two)) if content is None], result)
+        pair = _read_both(a, b, name, result)
+        if pair is not None:
+            left[section], right[section] = pair
     meant = [parse_key(key) for key in allowed]
-    _compare(left, right, meant, result)
+    comparing = _Comparing(Counting(left, right), meant, result)
+    comparing.compare(left, right)
+    for name in _of_further_hosts(a, b):
+        pair = _read_both(a, b, name, result)
+        if pair is not None:
+            comparing.compare({ENVIRONMENT: pair[0]}, {ENVIRONMENT: pair[1]})
+    comparing.finish()
     if meant and left:
         result.notes += _unknown(meant, left, right)
     return result
@@ -124,7 +131,9 @@ def compare_experiments(left: Experiment, right: Experiment) -> ConfigurationCom
     """
     result = ConfigurationComparison()
     both = [section for section in _FILES.values() if section in left and section in right]
-    _compare({name: left[name] for name in both}, {name: right[name] for name in both}, [], result)
+    comparing = _Comparing(Counting(left, right), [], result)
+    comparing.compare({name: left[name] for name in both}, {name: right[name] for name in both})
+    comparing.finish()
     return result
 
 
@@ -149,6 +158,28 @@ def counted_values(experiment: Experiment) -> dict[KeyPath, Any]:
 
 
 # ---- reading ----
+
+
+def _of_further_hosts(a: Path, b: Path) -> list[str]:
+    """The environments of hosts beside the first that either dump has."""
+    names: dict[str, None] = {}
+    for folder in (a, b):
+        with contextlib.suppress(OSError):  # a folder that cannot be listed has been said to hold nothing
+            names.update(dict.fromkeys(layout.environments(folder)[1:]))
+    return list(names)
+
+
+def _read_both(
+    a: Path, b: Path, name: str, result: ConfigurationComparison
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """A file of both dumps; None where one has none that can be read, which is then said."""
+    told = len(result.not_compared)
+    one, two = _read(a / name, result), _read(b / name, result)
+    if one is not None and two is not None:
+        return one, two
+    if len(result.not_compared) == told:
+        _missing(name, [folder for folder, content in ((a, one), (b, two)) if content is None], result)
+    return None
 
 
 def _read(path: Path, result: ConfigurationComparison) -> dict[str, Any] | None:
@@ -206,28 +237,56 @@ class _Absent(Enum):
     KEY = None
 
 
-def _compare(left: Experiment, right: Experiment, meant: list[KeyPath], result: ConfigurationComparison) -> None:
-    counting = Counting(left, right)
-    kept: tuple[list[KeyDifference], list[KeyDifference]] = ([], [])
-    causes: list[KeyPath] = []
-    for path, one, two in _leaves(left, right):
-        if not counting.counts(path):
-            continue
-        result.compared += 1
-        if _same(one, two):
-            continue
-        allowed = any(is_below(path, section) for section in meant)
-        if allowed and path[0] == CONFIGURATIONS and len(causes) < KEPT_KEYS:
-            causes.append(path)  # the environment comes after all of the configuration
-        allowed = allowed or follows(path, causes)
-        result.meant += allowed
-        result.unmeant += not allowed
-        if len(kept[allowed]) < KEPT_KEYS:
+class _Comparing:
+    """Compares one pair of contents after the other: the configuration's and first host's, then further hosts'.
+
+    Args:
+        counting: Which keys count.
+        meant: Keys and sections that are meant to differ.
+        result: Receives what is found. A key that differs on several hosts is listed once.
+    """
+
+    def __init__(self, counting: Counting, meant: list[KeyPath], result: ConfigurationComparison) -> None:
+        self._counting = counting
+        self._meant = meant
+        self._result = result
+        self._kept: tuple[dict[KeyPath, KeyDifference], dict[KeyPath, KeyDifference]] = ({}, {})
+        self._causes: list[KeyPath] = []
+        self._not_told: list[KeyPath] = []
+
+    def compare(self, left: Experiment, right: Experiment) -> None:
+        for path, one, two in _leaves(left, right):
+            if not self._counting.counts(path):
+                continue
+            self._result.compared += 1
+            if tell_nothing(one, two):
+                self._not_told.append(path)
+                continue
+            if not _same(one, two) and path not in self._kept[False] and path not in self._kept[True]:
+                self._note(path, one, two)
+
+    def _note(self, path: KeyPath, one: Any, two: Any) -> None:
+        allowed = any(is_below(path, section) for section in self._meant)
+        if allowed and path[0] == CONFIGURATIONS and len(self._causes) < KEPT_KEYS:
+            self._causes.append(path)  # the environment comes after all of the configuration
+        allowed = allowed or follows(path, self._causes)
+        self._result.meant += allowed
+        self._result.unmeant += not allowed
+        if len(self._kept[allowed]) < KEPT_KEYS:
             only: Literal["a", "b"] | None = "b" if one is _Absent.KEY else "a" if two is _Absent.KEY else None
-            kept[allowed].append(KeyDifference(show_key(path), _short(one), _short(two), only, allowed))
-    result.different = [*kept[False], *kept[True]]
-    if result.meant:
-        result.notes.append(f"meant to differ: {_listed(kept[True], result.meant)}")
+            self._kept[allowed][path] = KeyDifference(show_key(path), _short(one), _short(two), only, allowed)
+
+    def finish(self) -> None:
+        meant = list(self._kept[True].values())
+        self._result.different = [*self._kept[False].values(), *meant]
+        if self._not_told:
+            keys = ", ".join(show_key(path)[:_TEXT_SHOWN] for path in self._not_told[:_NAMED])
+            more = len(self._not_told) - _NAMED
+            self._result.notes.append(
+                f"masked with unlike keys or none, so not compared: {keys}" + (f" and {more} more" if more > 0 else "")
+            )
+        if self._result.meant:
+            self._result.notes.append(f"meant to differ: {_listed(meant, self._result.meant)}")
 
 
 def _leaves(one: Any, two: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, Any]]:

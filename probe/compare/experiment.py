@@ -12,9 +12,12 @@ NOT_COUNTED: dict[str, str] = {
     "trainer.time_limit": "how long a run may take",
     "trainer.stall_seconds": "how long a run may be silent",
     "trainer.cwd": "a folder",
+    "trainer.secrets": "which values are not written down",
     "trainer.node_rank": "which host this is",
     "trainer.rdzv_endpoint": "where the processes meet",
     "trainer.config.msprobe_config": "where a run records, and which layers: its switches, steps and dump_path",
+    "trainer.config.megatron_training.save_interval": "when checkpoints are written; that changes no value",
+    "trainer.config.megatron_training.keep_checkpoints": "which checkpoints are kept",
     "environment.determinism.in_effect.random_states": "what was drawn by then: a result, which the records show",
 }
 """Keys that differ between the runs of one check by design, or from one machine to the next, and why they do not count.
@@ -31,6 +34,8 @@ NOT_COUNTED_ANYWHERE: dict[str, str] = {
 """Names of keys that do not count wherever they stand in a trainer's configuration."""
 
 _REQUESTED, _IN_EFFECT = "environment.determinism.requested", "environment.determinism.in_effect"
+TORCH_SEED = f"{_IN_EFFECT}.torch_seed"
+"""The seed of torch's generator on the host: of the operating system's entropy where nobody sets it."""
 _VARIABLES = f"{_IN_EFFECT}.variables"
 _SEED, _MODEL, _DEVICE = (f"trainer.config.{key}" for key in ("megatron_training.seed", "model", "device"))
 _SAMPLING_SEED = "trainer.config.generate_config.sampling_config.seed"
@@ -38,7 +43,7 @@ _SAMPLING_SEED = "trainer.config.generate_config.sampling_config.seed"
 FOLLOWS_FROM: dict[str, tuple[str, ...]] = {
     f"{_REQUESTED}.seed": (_SEED,),
     f"{_REQUESTED}.sampling_seed": (_SEED, _SAMPLING_SEED),
-    f"{_IN_EFFECT}.torch_seed": (_SEED,),
+    TORCH_SEED: (_SEED,),
     f"{_IN_EFFECT}.deterministic_algorithms": ("determinism.deterministic_algorithms",),
     f"{_IN_EFFECT}.cudnn_deterministic": ("determinism.deterministic_algorithms",),
     f"{_IN_EFFECT}.hash_randomization": ("determinism.python_hash_seed",),

@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 
 from probe.config.base import StrictModel
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
+from probe.config.variables import Source, TextOrSource
+from probe.errors import ConfigError
+from probe.masking import is_masked
 from probe.types import Stage
 
 _STARTS_RANKS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
@@ -62,10 +65,34 @@ class CommandTrainer(Launch):
     command: list[str] = Field(min_length=1)
     """Program and arguments, never a shell string; a first element ``python`` is the interpreter that runs
     Firstdiff."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables for the trainer, beside those that it inherits."""
+    env: dict[str, TextOrSource] = Field(default_factory=dict)
+    """Environment variables for the trainer, beside those that it inherits: text, ``{secret: BLOCK}`` for a Secret
+    block of the Prefect server, or ``{variable: NAME}`` for a variable of Firstdiff's own environment. Values of names
+    that look secret (with TOKEN, SECRET, PASSWORD, API_KEY, ACCESS_KEY, CREDENTIAL or PRIVATE in them) and addresses
+    with a password are masked in all that a check leaves."""
+    secrets: list[str] = Field(default_factory=list)
+    """Further variables, given here or inherited, whose values are masked."""
     cwd: str = "."
     """Working folder, relative to the profile's folder."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables, when their sources have been read.
+
+        Raises:
+            ConfigError: One has not.
+        """
+        for name, value in self.env.items():
+            if isinstance(value, Source):
+                raise ConfigError("the profile", f"trainer.env.{name}", "its value was not read")
+        return {name: value for name, value in self.env.items() if isinstance(value, str)}
+
+    @model_validator(mode="after")
+    def _no_variable_is_masked(self) -> CommandTrainer:
+        for name, value in self.env.items():
+            if is_masked(value):
+                raise ValueError(f"env.{name}: is masked in this file; give its value: --set trainer.env.{name}=VALUE")
+        return self
 
     @model_validator(mode="after")
     def _only_one_starts_ranks(self) -> CommandTrainer:
@@ -220,6 +247,20 @@ class TrainerRunConfig(TrainingConfig):
     faults: list[Fault] = Field(default_factory=list)
     """Faults to plant."""
 
+    def as_profile(self, processes: int, hosts: int) -> Profile:
+        """The profile of which a check's run would be this training.
+
+        Args:
+            processes: Ranks on each host.
+            hosts: Hosts that train together.
+        """
+        config = TrainingConfig.model_construct(**{name: getattr(self, name) for name in TrainingConfig.model_fields})
+        ranks = processes if processes * hosts > 1 else None
+        trainer = IntegratedTrainer.model_construct(
+            kind="integrated", config=config, nproc_per_node=ranks, nnodes=hosts
+        )
+        return Profile.model_construct(trainer=trainer, determinism=self.determinism, faults=self.faults)
+
 
 class Profile(StrictModel):
     """One experiment."""
@@ -234,6 +275,13 @@ class Profile(StrictModel):
     """What the trainer is asked for."""
     faults: list[Fault] = Field(default_factory=list)
     """Planted faults, for the integrated trainer."""
+
+    @property
+    def remarks(self) -> list[str]:
+        """What to say before the training starts: settings that have less effect than they seem to."""
+        if self.trainer.kind != "integrated":
+            return []
+        return [f"trainer.config.{sentence}" for sentence in self.trainer.config.beyond_the_end]
 
     @model_validator(mode="after")
     def _a_check_sets_what_it_records(self) -> Profile:

@@ -119,6 +119,29 @@ class TrainingConfig(StrictModel):
     msprobe_config: MsprobeConfig = Field(default_factory=MsprobeConfig)
     """What is recorded when this file is run alone; a check sets its own."""
 
+    @property
+    def seeds(self) -> dict[str, int]:
+        """The seeds in effect: that of the run, and that of the sampling."""
+        seed, sampling = self.megatron_training.seed, self.generate_config.sampling_config.seed
+        return {"seed": seed, "sampling_seed": seed if sampling is None else sampling}
+
+    @property
+    def beyond_the_end(self) -> list[str]:
+        """What is said of ranges of layer dumps that end after the last step or token: a sentence for each key."""
+        section, last = self.msprobe_config, self.megatron_training.train_iters - 1
+        tokens = self.generate_config.sampling_config.max_tokens
+        said = []
+        if section.model_copy(update={"msprobe": True}).dump_stages and section.step_end > last:
+            said.append(
+                f"msprobe_config.step_end is {section.step_end}, the last step {last}: layers are dumped to there"
+            )
+        if section.actor_infer_dump and section.token_range_end >= tokens:
+            said.append(
+                f"msprobe_config.token_range_end is {section.token_range_end}, but at most {tokens} tokens are"
+                " generated (sampling_config.max_tokens): layers end there"
+            )
+        return said
+
     @model_validator(mode="after")
     def _only_integrated_mode_is_dumped(self) -> TrainingConfig:
         if self.msprobe_config.msprobe and not self.rl_config.use_integrated_worker:

@@ -25,6 +25,8 @@ FORMAT = 1
 
 _LARGEST = 1 << 26
 _LONGEST_TEXT = 2000
+_LARGEST_PROFILE = 1 << 22
+_MOST_VALUES = 100_000
 _NAME = re.compile(r"(?P<name>.+)-(?P<time>\d{8}-\d{6})-[0-9a-f]{4}")
 """A check's folder, where nobody named it."""
 
@@ -211,10 +213,20 @@ def _begun(folder: Path) -> dict[str, Any]:
 
 
 def _profile(folder: Path) -> dict[str, Any]:
+    """The content of ``profile.yaml``; nothing where it is none that a check writes."""
     try:
-        return read_yaml(folder / PROFILE)
-    except (ConfigError, RecursionError):
+        if (folder / PROFILE).stat().st_size > _LARGEST_PROFILE:
+            return {}
+        found = read_yaml(folder / PROFILE)
+    except (ConfigError, OSError, RecursionError):
         return {}
+    waiting: list[Any] = [found]
+    for _ in range(_MOST_VALUES):  # YAML's aliases make much of little
+        if not waiting:
+            return found
+        value = waiting.pop()
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return {}
 
 
 def _time(begun: dict[str, Any], folder: Path) -> datetime:

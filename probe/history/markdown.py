@@ -100,7 +100,7 @@ _AS_EARLIER = "The cause is the same as that of the divergent check before."
 
 def _what_changed(story: Story) -> str:
     unknown = " and ".join(_UNSAID[part] for part in story.unknown)
-    unsaid = f"of {unknown}, one of the two checks says nothing" if unknown else ""
+    unsaid = f"{unknown} cannot be compared" if unknown else ""
     if not story.changes:
         return f"between the two, nothing that is recorded changed{'; ' * bool(unsaid)}{unsaid}"
     total = len(story.changes) + story.changes_left_out

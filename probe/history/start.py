@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -12,13 +11,12 @@ from typing import Any
 from probe.config import Profile, find_profile
 from probe.errors import HistoryError
 from probe.history.revision import revision_of
+from probe.masking import MASK, is_secret
 from probe.store import layout
 from probe.store.writer import write_json
 
 FILE = "origin.json"
 FORMAT = 1
-SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private", re.IGNORECASE)
-"""Names of variables whose values are not written down."""
 SAME_EXPERIMENT = (
     *("check.keep", "check.compress", "check.report_url", "record"),
     *(
@@ -30,7 +28,6 @@ SAME_EXPERIMENT = (
     ),
 )
 """Keys that say how an experiment is run, recorded and kept, not which one it is."""
-_MASK = "***"
 
 
 def begin(
@@ -96,7 +93,7 @@ def variant_of(overrides: Sequence[str]) -> list[str]:
         key, _, value = override.partition("=")
         if not any(key.strip() == same or key.strip().startswith(f"{same}.") for same in SAME_EXPERIMENT):
             last[key.strip()] = value
-    return [f"{key}={_MASK if _is_secret(key) else value}" for key, value in sorted(last.items())]
+    return [f"{key}={MASK if _is_secret(key) else value}" for key, value in sorted(last.items())]
 
 
 def without_secrets(configuration: dict[str, Any]) -> dict[str, Any]:
@@ -105,10 +102,11 @@ def without_secrets(configuration: dict[str, Any]) -> dict[str, Any]:
     variables = trainer.get("env") if isinstance(trainer, dict) else None
     if not isinstance(trainer, dict) or not isinstance(variables, dict):
         return configuration
-    masked = {name: _MASK if SECRET.search(str(name)) else value for name, value in variables.items()}
+    more = trainer.get("secrets") or ()
+    masked = {name: MASK if is_secret(str(name), more) else value for name, value in variables.items()}
     return {**configuration, "trainer": {**trainer, "env": masked}}
 
 
 def _is_secret(key: str) -> bool:
     whole_section = key in ("trainer", "trainer.env")
-    return whole_section or (key.startswith("trainer.env.") and SECRET.search(key) is not None)
+    return whole_section or (key.startswith("trainer.env.") and is_secret(key))

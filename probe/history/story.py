@@ -137,8 +137,8 @@ def stories(checks: Iterable[PastCheck]) -> list[Story]:
     for check in ordered:
         series.setdefault((check.profile, check.variant), []).append(check)
     told = []
-    for (profile, _), own in sorted(series.items()):
-        others = [check for check in ordered if check.profile == profile and check not in own]
+    for (profile, variant), own in sorted(series.items()):
+        others = [check for check in ordered if check.profile == profile and check.variant != variant]
         told.append(_story(own, others))
     return told
 

@@ -29,7 +29,7 @@ __all__ = [
     "leading",
     "run_process",
     "run_spec",
-    "training_steps",
     "running_checks",
     "taken_from_the_dead",
+    "training_steps",
 ]

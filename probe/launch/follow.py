@@ -16,6 +16,7 @@ from probe.launch.hosts import FOLDER, POLL_SECONDS, Hosts, told, wait
 from probe.launch.launcher import launcher_for
 from probe.launch.plan import dump_folder
 from probe.launch.running import Ended, run_here
+from probe.masking import masked_profile
 from probe.store import layout
 from probe.types import RunSpec
 
@@ -63,7 +64,7 @@ def _join(hosts: Hosts, profile: Profile, leader: dict[str, Any]) -> None:
         (hosts.folder / f"host{hosts.me}").open("x").close()
     except FileExistsError as error:
         raise UsageError(f"{name}: another process is host {hosts.me}; give each its own trainer.node_rank") from error
-    different = _different(profile.model_dump(mode="json"), leader)
+    different = _different(masked_profile(profile.model_dump(mode="json"), False), leader)
     problem = None if different is None else f"{different} is not the same as on host 0"
     hosts.write(name.name, {"error": problem})
     if problem is not None:

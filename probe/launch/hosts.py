@@ -30,6 +30,7 @@ from probe.config import Launch, Profile
 from probe.errors import TrainerError
 from probe.launch.failures import Failure, first_failure
 from probe.launch.running import Ended, Here
+from probe.masking import masked_profile
 from probe.store.writer import write_json
 from probe.types import RunSpec
 
@@ -135,7 +136,7 @@ def leading(profile: Profile, check: Path) -> Iterator[None]:
     hosts.folder.mkdir()
     with hosts.beating():
         name = f"{check.name}-{secrets.token_hex(4)}"
-        hosts.write("check.json", {"check": name, "profile": profile.model_dump(mode="json")})
+        hosts.write("check.json", {"check": name, "profile": masked_profile(profile.model_dump(mode="json"), False)})
         error: str | None = "host 0 was interrupted"
         try:
             yield

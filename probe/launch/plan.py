@@ -10,6 +10,7 @@ from pathlib import Path
 from probe.config import Profile, find_profile
 from probe.errors import UsageError
 from probe.launch.claim import is_of
+from probe.masking import masked_profile
 from probe.store import layout
 from probe.types import SWITCH_OF_STAGE, RunSpec, Target
 
@@ -34,9 +35,7 @@ def run_spec(
         stages = section.model_copy(update={"msprobe": True}).dump_stages
         first, last = section.step_start, section.step_end
         tokens = (section.token_range_start, section.token_range_end)
-        seed, sampling = profile.trainer.config.megatron_training.seed, profile.trainer.config.generate_config
-        drawn = sampling.sampling_config.seed
-        seeds = {"seed": seed, "sampling_seed": seed if drawn is None else drawn}
+        seeds = profile.trainer.config.seeds
     if target is not None:
         stages = tuple(stage for stage in SWITCH_OF_STAGE if stage in {*stages, *target.stages})
         first = last = target.step
@@ -57,7 +56,7 @@ def run_spec(
         last_step=last_step,
         on_error=profile.record.on_error,
         determinism={**profile.determinism.model_dump(), **seeds},
-        configuration=profile.model_dump(mode="json"),
+        configuration=masked_profile(profile.model_dump(mode="json")),
     )
 
 

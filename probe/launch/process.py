@@ -13,6 +13,7 @@ from pathlib import Path
 from probe.errors import HangError, InternalError, TrainerError
 from probe.launch.stacks import dump_stacks
 from probe.launch.watched import Watched
+from probe.masking import Masker
 
 GRACE_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL for a trainer and all that it started."""
@@ -41,6 +42,7 @@ def run_process(
     mark: str | None = None,
     hold: Sequence[int] = (),
     remove: Sequence[Path] = (),
+    masker: Masker | None = None,
 ) -> None:
     """Runs a command to its end; whatever ends this call, or this process, also ends all that the command started.
 
@@ -60,6 +62,7 @@ def run_process(
         mark: Name of a variable in ``env`` whose value no other command has.
         hold: Descriptors, of locks say, that stay open until nothing of the command is left.
         remove: Folders that are removed when this process vanishes.
+        masker: Takes out of the output what neither the log nor the caller may get.
 
     Raises:
         TrainerError: The command could not be started, or failed. It carries the log's tail.
@@ -70,7 +73,7 @@ def run_process(
         raise InternalError(f"{mark}={env[mark]} marks this process too, and all that share its environment")
     with log_file.open("ab", buffering=0) as log:
         read_end, write_end = os.pipe()
-        output = _Output(read_end, log.write, on_line)
+        output = _Output(read_end, log.write, on_line, masker or Masker(()))
         try:
             try:
                 child = Watched(
@@ -105,7 +108,10 @@ def run_process(
 class _Output:
     """Reads a child's output in the caller's thread, so that what logs it has the caller's context."""
 
-    def __init__(self, fd: int, write: Callable[[bytes], object], on_line: Callable[[str], None]) -> None:
+    def __init__(
+        self, fd: int, write: Callable[[bytes], object], on_line: Callable[[str], None], masker: Masker
+    ) -> None:
+        self._masker = masker
         self._fd = fd
         self._write = write
         self._on_line = on_line
@@ -133,13 +139,16 @@ class _Output:
             self._open = False
             return False
         self.bytes_read += len(chunk)
+        self._take(self._masker.feed(chunk))
+        return True
+
+    def _take(self, chunk: bytes) -> None:
         self._write(chunk)
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LONGEST_LINE:
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             self._hand_on(line)
-        return True
 
     def add(self, line: str) -> None:
         """Puts a line of our own into the log."""
@@ -151,6 +160,8 @@ class _Output:
         deadline = time.monotonic() + _DRAIN_SECONDS
         while time.monotonic() < deadline and self.read(0):
             pass
+        if rest := self._masker.rest():
+            self._take(rest)
         if self._rest:
             self._hand_on(self._rest)
         self._selector.close()

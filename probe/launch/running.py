@@ -18,6 +18,7 @@ from probe.launch.failures import Failure, read_failures
 from probe.launch.gather import gather
 from probe.launch.process import run_process
 from probe.launch.torchrun import PREFIX, torchrun_command
+from probe.masking import Masker, secret_values
 from probe.store import layout
 from probe.store.manifests import read_manifest
 from probe.types import STAGES, RunSpec
@@ -141,6 +142,7 @@ def _run(
             MARK: str(spec_file),
             "FIRSTDIFF_RUN": spec.run,
         }
+        masker = Masker(secret_values(env, [] if profile.trainer.kind == "integrated" else profile.trainer.secrets))
         try:
             run_process(
                 command,
@@ -155,12 +157,14 @@ def _run(
                 mark=MARK,
                 hold=locks,
                 remove=[Path(path), Path(scratch), *own],
+                masker=masker,
             )
         except HangError as error:
             reason = f"{error}; {_last_step(Path(spec.dump_path))}"
             return Ended(reason, log_tail=error.log_tail, told=told, hung=True)
         except TrainerError as error:
-            return Ended(str(error), error.exit_code_of_child, error.log_tail, read_failures(failures), told)
+            failed = [replace(each, last_words=masker.text(each.last_words)) for each in read_failures(failures)]
+            return Ended(masker.text(str(error)), error.exit_code_of_child, error.log_tail, failed, told)
     return Ended()
 
 

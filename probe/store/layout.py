@@ -50,6 +50,7 @@ _FOLDER_NAME = re.compile(r"(?![ .])[^/\\\x00-\x1f:*?\"<>|\ud800-\udfff]{1,150}(
 _LONGEST_NAME = 200
 """Bytes of UTF-8: file systems take 255, and the files' names are longer than the tag."""
 _RANK_MANIFEST = re.compile(r"manifest\.rank(0|[1-9]\d{0,8})\.json")
+_RANK_ENVIRONMENT = re.compile(r"environment\.rank([1-9]\d{0,8})\.json")
 _OF_SEVERAL = re.compile(r"\.?manifest\.rank.*|\.?environment\..*|\.?configurations\.json.*|\.reserve\..*|\.window\..*")
 """What processes that record into one folder leave at its top, beside the folders."""
 
@@ -139,6 +140,16 @@ def manifests(folder: Path) -> dict[int | None, Path]:
         for rank in rank_of_manifest(name):
             found[rank] = folder / name
     return found
+
+
+def environments(folder: Path) -> list[str]:
+    """The names of the environments at the top of a dump folder: the first host's, then further hosts' by rank.
+
+    Raises:
+        OSError: The folder cannot be listed.
+    """
+    further = sorted(int(match.group(1)) for name in os.listdir(folder) if (match := _RANK_ENVIRONMENT.fullmatch(name)))
+    return [ENVIRONMENT, *(of_rank(ENVIRONMENT, rank) for rank in further)]
 
 
 def rank_of_manifest(name: str) -> tuple[int | None, ...]:

@@ -67,7 +67,7 @@ class Limits:
     def for_disk(cls, path: Path, target: Path) -> Limits:
         """Of a file whose content is written into a folder."""
         room = max(0, shutil.disk_usage(target).free - RESERVE)
-        return cls(ALWAYS + MOST_TIMES * os.lstat(path).st_size, room, str(target.parent.parent))
+        return cls(ALWAYS + MOST_TIMES * os.lstat(path).st_size, room, str(target.parent))
 
     def check(self, path: Path, size: int) -> None:
         """Raises where there is more than may be."""

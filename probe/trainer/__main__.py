@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from probe.config import TrainerRunConfig, load_trainer_config
 from probe.errors import ConfigError, FirstdiffError, UsageError
+from probe.privacy import never_call_home
 from probe.types import RunSpec
 
 
@@ -26,8 +27,11 @@ def main() -> int:
     parser = _Parser(prog="python -m probe.trainer", description=__doc__)
     parser.add_argument("--config", required=True, type=Path, help="MindSpeed-RL style YAML file")
     arguments = parser.parse_args()
+    never_call_home()
     try:
         config = load_trainer_config(arguments.config)
+        for sentence in config.beyond_the_end if config.msprobe_config.msprobe else ():
+            sys.stderr.write(f"{arguments.config}: {sentence}\n")
         restart_with(config.determinism.environment)
         logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
         from probe import Probe
@@ -63,6 +67,8 @@ def spec_of(config: TrainerRunConfig) -> RunSpec | None:
     section = config.msprobe_config
     if not section.msprobe:
         return None
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
     return RunSpec(
         run="alone",
         dump_path=section.dump_path,
@@ -73,8 +79,8 @@ def spec_of(config: TrainerRunConfig) -> RunSpec | None:
         step_end=section.step_end,
         token_range=(section.token_range_start, section.token_range_end),
         task="statistics",
-        determinism=config.determinism.model_dump(),
-        configuration=config.model_dump(mode="json"),
+        determinism={**config.determinism.model_dump(), **config.seeds},
+        configuration=config.as_profile(processes, world // processes).model_dump(mode="json"),
     )
 
 

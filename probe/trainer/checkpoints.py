@@ -118,7 +118,7 @@ class Checkpoints:
                 load(state, checkpoint_id=folder / "model")
             own = torch.load(folder / f"rank{self._ranks.rank}.pt", weights_only=True)
         except (Exception, CheckpointException) as error:  # noqa: BLE001  (damaged files, other models raise anything)
-            problem = f"cannot be loaded into this model ({' '.join(str(error).split())[:300]})"
+            problem = f"cannot be loaded into this model ({_reason(error)})"
             raise ConfigError(str(folder), _KEY, problem) from error
         for role, updater in self._updaters.items():
             set_state_dict(
@@ -171,3 +171,10 @@ def _found(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the oldest first."""
     steps = {int(match[1]): path for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
     return [steps[step] for step in sorted(steps)]
+
+
+def _reason(error: BaseException) -> str:
+    """Why a checkpoint cannot be loaded, in one line: of several ranks' failures the first, without its traceback."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -6,6 +6,7 @@ other part of the trainer knows of it.
 
 from __future__ import annotations
 
+import difflib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +41,10 @@ def plant(faults: list[Fault], models: dict[str, torch.nn.Module], progress: Pro
         try:
             module = models[fault.role].get_submodule(fault.module)
         except AttributeError as error:
+            names = [name for name, _ in models[fault.role].named_modules()]
+            close = difflib.get_close_matches(fault.module, names, n=3, cutoff=0.7)
             problem = f"the {fault.role} has no module {fault.module!r}"
+            problem += f"; did you mean {' or '.join(close)}?" if close else ""
             raise ConfigError("", f"faults.{index}.module", problem) from error
         if module is models[fault.role]:
             raise ConfigError("", f"faults.{index}.module", "names no module inside the model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,12 +45,32 @@ def _trained(folder: Path, config: str) -> Path:
     return folder / "msprobe_dump"
 
 
+def _mindspeed_rl_accepts(dump: Path, algorithm: str) -> bool:
+    """The conditions of MindSpeed-RL's tests/st/mindstudio/check_and_clean_mindstudio_output.py."""
+    tag, *stages = {
+        "grpo": ("responses", "actor_generate_sequences", "actor_update", "reference_compute_log_prob"),
+        "dapo": ("responses", "actor_update"),
+        "ppo": ("values", "critic_update"),
+    }[algorithm]
+    files = [name for _, _, names in os.walk(dump / "data" / tag) for name in names]
+    found = (dump / "configurations.json").is_file(), f"{tag}.json" in files
+    return all(found) and all((dump / stage).is_dir() for stage in stages)
+
+
 def test_mindspeed_rl_would_accept_the_deliverables(dump: Path) -> None:
-    """The conditions of MindSpeed-RL's tests/st/mindstudio/check_and_clean_mindstudio_output.py for GRPO."""
-    assert (dump / "configurations.json").is_file()
-    assert list((dump / "data/responses").rglob("responses.json"))
-    for stage in ("actor_generate_sequences", "actor_update", "reference_compute_log_prob"):
-        assert (dump / stage).is_dir(), stage
+    assert _mindspeed_rl_accepts(dump, "grpo")
+    assert not _mindspeed_rl_accepts(dump, "ppo"), "the conditions tell them apart"
+
+
+DAPO = (
+    CONFIG.replace("{train_iters: 2,", "{stage: ray_dapo, train_iters: 2,")
+    .replace("  reference_dump: true\n", "")
+    .replace("n_samples_per_prompt: 2", "n_samples_per_prompt: 2, clip_higher_enable: true, token_level_loss: true")
+)
+
+
+def test_mindspeed_rl_would_accept_the_deliverables_of_dapo(tmp_path: Path) -> None:
+    assert _mindspeed_rl_accepts(_trained(tmp_path, DAPO), "dapo")
 
 
 def test_the_tree_has_the_documented_names_and_no_others(dump: Path) -> None:
@@ -73,6 +94,7 @@ PPO = (
 
 def test_a_ppo_run_has_every_name_of_the_documented_tree(tmp_path: Path) -> None:
     dump = _trained(tmp_path, PPO)
+    assert _mindspeed_rl_accepts(dump, "ppo")
     stages = {
         "actor_generate_sequences",
         "actor_compute_log_prob",

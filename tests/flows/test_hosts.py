@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from probe import Probe
 
+torch.manual_seed(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 probe = Probe.from_env()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from probe.collect.values import Snapshot, leaves
 from probe.compare import KeyDataComparison, compare_key_data
@@ -20,6 +23,22 @@ from probe.store.writer import DumpWriter
 ROOT = Path(__file__).resolve().parents[2]
 
 MakeDump = Callable[..., Path]
+
+
+@pytest.fixture
+def torch_state() -> Iterator[None]:
+    """Restores random states, threads and determinism settings; one thread in the test."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.set_num_threads(1)  # faster for models as small as these
+    yield
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from probe.types import RunSpec
 
 torch.set_num_threads(1)
 folder, seed, runs = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+STEPS = 15
 SIZES = {"prompts": 1, "responses": 1000, "old_log_prob": 7, "advantages": 100_000, "parts": 333, "loss": 1}
 
 def train(name, changed=False):
@@ -43,7 +44,7 @@ def train(name, changed=False):
     torch.nn.init.constant_(model.weight, 0.5)
     torch.nn.init.zeros_(model.bias)
     probe.attach(actor=model)
-    for step in range(15):
+    for step in range(STEPS):
         for number, (tag, size) in enumerate(SIZES.items()):
             values = torch.from_numpy(np.random.default_rng((step, number)).standard_normal(size, np.float32))
             if changed and step == 0 and tag == "loss":
@@ -53,7 +54,14 @@ def train(name, changed=False):
         probe.step()
     probe.close()
 
-def run(name, seconds=None, changed=False):
+def finished(name):
+    try:
+        with open(os.path.join(folder, name, "manifest.json")) as file:
+            return json.load(file)["steps_finished"]
+    except FileNotFoundError:
+        return 0
+
+def run(name, moment=None, changed=False):
     pid = os.fork()
     if pid == 0:
         try:
@@ -61,8 +69,10 @@ def run(name, seconds=None, changed=False):
             os._exit(0)
         finally:
             os._exit(1)
-    if seconds is not None:
-        time.sleep(seconds)  # the random moment
+    if moment is not None:
+        while finished(name) < moment[0] and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            time.sleep(0.001)
+        time.sleep(moment[1])
         os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -71,7 +81,8 @@ assert run("whole") == 0
 duration = time.monotonic() - start
 assert run("changed", changed=True) == 0 and run("again") == 0
 chosen = random.Random(seed)
-moments = [chosen.uniform(0, duration) for _ in range(runs)]
+# A random moment: so many steps are finished, and so many seconds more. Time alone would leave it to the machine.
+moments = [(chosen.randrange(STEPS), chosen.uniform(0, duration / STEPS)) for _ in range(runs)]
 ends = [run(f"killed{number}", moment) for number, moment in enumerate(moments)]
 print(json.dumps({"duration": duration, "moments": moments, "ends": ends}))
 """
@@ -82,7 +93,7 @@ class Runs:
     """What the forks left."""
 
     folder: Path
-    moments: list[float]
+    moments: list[tuple[int, float]]  # finished steps, and seconds after that
     ends: list[int]
 
     def killed(self, number: int) -> Path:
@@ -137,7 +148,7 @@ def _compare(a: Path, b: Path) -> Any:
 @pytest.mark.parametrize("number", range(RUNS), ids=lambda number: f"seed{SEED}-{number}")
 class TestKilled:
     def test_it_is_never_identical(self, runs: Runs, number: int) -> None:
-        killed, moment = runs.killed(number), f"killed after {runs.moments[number]:.4f} s"
+        killed, moment = runs.killed(number), f"killed after {runs.moments[number]} (steps, seconds)"
         for pair in ((killed, runs.folder / "whole"), (runs.folder / "whole", killed), (killed, killed)):
             found = _compare(*pair)
             if _complete(killed):  # it was killed when all was written, if at all

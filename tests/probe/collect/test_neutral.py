@@ -35,20 +35,9 @@ Opened = Callable[[str], Probe]
 
 
 @pytest.fixture(autouse=True)
-def global_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restores random states, threads, determinism settings and the interpreter's hook; one thread in the test."""
+def global_state(torch_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here leaves torch and the interpreter's hook as it found them."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-    torch.set_num_threads(1)  # faster for models as small as these
-    yield
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    np.random.set_state(states[2])
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
 
 
 @pytest.fixture

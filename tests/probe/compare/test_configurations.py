@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probe.compare import ConfigurationComparison, compare_configurations
-from probe.compare.configurations import KEPT_KEYS, _compare
-from probe.compare.experiment import FOLLOWS_FROM, NOT_COUNTED
+from probe.compare.configurations import KEPT_KEYS, _Comparing
+from probe.compare.experiment import FOLLOWS_FROM, NOT_COUNTED, Counting
 from probe.comparison import compare_dumps
 from probe.config import load_profile
 from probe.keys import CONFIGURATIONS, ENVIRONMENT, is_of_environment, parse_key, sections
@@ -159,13 +159,20 @@ def test_sections_named_like_a_profile_s_count_where_there_is_no_profile(
 def test_every_key_that_does_not_count_says_why_and_exists() -> None:
     profile = load_profile("deterministic").model_dump(mode="json")
     known = {path for path in sections({CONFIGURATIONS: profile})}
-    launch = {"trainer.cwd", "trainer.node_rank", "trainer.rdzv_endpoint"}
+    launch = {"trainer.cwd", "trainer.node_rank", "trainer.rdzv_endpoint", "trainer.secrets"}
     for key, reason in NOT_COUNTED.items():
         assert reason
         path = parse_key(key)
         assert path in known or is_of_environment(path) or key in launch, key
     for effect in FOLLOWS_FROM:
         assert is_of_environment(parse_key(effect)), effect
+
+
+def test_a_seed_that_nobody_set_is_said(compared: Compared) -> None:
+    seeded = compared(environment=_with(ENVIRONMENT_FILE, determinism__in_effect__torch_seed=77))
+    assert seeded.error is not None and "never seeds torch" in seeded.error
+    other = compared(environment=_with(ENVIRONMENT_FILE, versions__torch="0.1"))
+    assert other.error is not None and "seeds torch" not in other.error
 
 
 @pytest.mark.parametrize("other", [True, 1.0, "1", None, [1], {"1": 1}, -1])
@@ -301,6 +308,19 @@ def test_links_folders_and_pipes_are_not_read(folders: Callable[..., tuple[Path,
     assert len(result.not_compared) == 2
 
 
+def test_the_environments_of_further_hosts_count(folders: Callable[..., tuple[Path, Path]]) -> None:
+    a, b = folders((PROFILE, PROFILE), (ENVIRONMENT_FILE, ENVIRONMENT_FILE))
+    other = _with(ENVIRONMENT_FILE, versions__torch="0.1")
+    for folder, first, second in ((a, ENVIRONMENT_FILE, ENVIRONMENT_FILE), (b, other, other)):
+        (folder / "environment.rank2.json").write_text(json.dumps(first))
+        (folder / "environment.rank10.json").write_text(json.dumps(second))
+    result = compare_configurations(a, b)
+    assert (_keys(result), result.unmeant) == (["environment.versions.torch"], 1), "once, though two hosts differ"
+    assert compare_configurations(a, b, ["environment.versions.torch"]).error is None
+    (b / "environment.rank10.json").unlink()
+    assert any("environment.rank10.json: missing" in said for said in compare_configurations(a, b).not_compared)
+
+
 def test_a_huge_file_is_not_read(folders: Callable[..., tuple[Path, Path]]) -> None:
     a, b = folders((PROFILE, PROFILE), (ENVIRONMENT_FILE, ENVIRONMENT_FILE))
     with (b / "environment.json").open("wb") as file:
@@ -332,7 +352,9 @@ JSON = st.recursive(
 
 def _differ(left: Any, right: Any, allowed: tuple[str, ...] = ()) -> ConfigurationComparison:
     result = ConfigurationComparison()
-    _compare({ENVIRONMENT: left}, {ENVIRONMENT: right}, [parse_key(key) for key in allowed], result)
+    comparing = _Comparing(Counting({}, {}), [parse_key(key) for key in allowed], result)
+    comparing.compare({ENVIRONMENT: left}, {ENVIRONMENT: right})
+    comparing.finish()
     return result
 
 

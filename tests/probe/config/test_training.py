@@ -134,6 +134,23 @@ def test_settings_that_do_not_go_together_are_refused(trainer_file: Any, text: s
         load_trainer_config(trainer_file(text))
 
 
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("reference_dump: true, step_end: 5", []),
+        ("reference_dump: true, step_end: 6", ["msprobe_config.step_end is 6, the last step 5"]),
+        ("step_end: 6, token_range_end: 9", []),
+        ("actor_infer_dump: true, token_range_end: 3", []),
+        ("actor_infer_dump: true, token_range_end: 4", ["token_range_end is 4, but at most 4 tokens are generated"]),
+        ("reference_dump: true, token_range_end: 4", []),
+    ],
+)
+def test_ranges_that_end_after_the_last_one_are_said(trainer_file: Any, section: str, said: list[str]) -> None:
+    config = load_trainer_config(trainer_file(f"msprobe_config: {{msprobe: true, {section}}}"))
+    assert len(config.beyond_the_end) == len(said)
+    assert all(words in sentence for words, sentence in zip(said, config.beyond_the_end, strict=True))
+
+
 def test_a_critic_may_be_configured_for_ppo(trainer_file: Any) -> None:
     config = load_trainer_config(trainer_file(PPO + "critic_config: {lr: 1e-4, share_backbone: true}"))
     assert (config.critic_config.lr, config.rl_config.clip_range, config.rl_config.kl_in_loss) == (

@@ -216,6 +216,16 @@ def test_a_check_that_says_nothing_of_its_beginning(make_check: MakeCheck, check
     assert found.experiment["configurations"]["trainer"]["kind"] == "command", "from profile.yaml"
 
 
+def test_a_profile_that_unfolds_without_end(make_check: MakeCheck, checks: Path) -> None:
+    folder = make_check(1)
+    shutil.rmtree(folder / "a")
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    (folder / "profile.yaml").write_text("\n".join(lines))
+    (found,) = past_checks(checks)
+    assert found.experiment == {"configurations": {}}
+
+
 def test_texts_that_no_database_holds(make_check: MakeCheck, checks: Path) -> None:
     folder = make_check(1, "divergent", name="bad \ud800 name \0")
     assert record(folder) is not None

@@ -122,6 +122,49 @@ def test_a_watcher_that_is_killed_takes_its_trainer_along_and_the_caller_says_so
     assert left({name: int((tmp_path / f"{name}.pid").read_text()) for name in ("trainer", "far")}, 1) == []
 
 
+RANKS = """
+import os, signal, time
+from torch.utils.data import DataLoader
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+class Slow:
+    def __len__(self): return 9
+    def __getitem__(self, index):
+        open(f"{os.environ['RANK']}-{os.getpid()}.worker", "w").close()
+        time.sleep(600)
+open(f"{os.environ['RANK']}.rank", "w").write(str(os.getpid()))
+next(iter(DataLoader(Slow(), num_workers=2)))
+"""
+LAUNCH = """
+from pathlib import Path
+from probe.config import load_profile
+from probe.launch import launcher_for, run_spec
+profile = load_profile("profile.yaml")
+Path("a").mkdir()
+launcher_for(profile).run(Path("a").absolute(), run_spec(profile, "a", Path("a/msprobe_dump").absolute()))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_and_their_data_loaders_end_with_the_caller_that_is_killed(tmp_path):
+    (tmp_path / "train.py").write_text(RANKS)
+    (tmp_path / "profile.yaml").write_text("trainer: {kind: command, command: [python, train.py], nproc_per_node: 2}")
+    (tmp_path / "tmp").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH], cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while len(list(tmp_path.glob("*.worker"))) < 4 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        pids = {str(pid): pid for pid in watcher.descendants(process.pid)}
+        assert len(pids) >= 1 + 1 + 2 + 4, "watcher, torchrun, ranks, their data loaders"
+    finally:
+        process.kill()
+        process.wait()
+    assert left(pids) == []
+    assert [path.name for path in (tmp_path / "tmp").iterdir() if path.name.startswith("firstdiff-")] == []
+
+
 def test_the_watcher_is_small_and_loads_nothing_of_ours():
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-X", "importtime", watcher.__file__],

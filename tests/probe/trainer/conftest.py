@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-
-import numpy as np
 import pytest
 import torch
 
@@ -23,19 +19,8 @@ SMALL = {
 
 
 @pytest.fixture(autouse=True)
-def global_state() -> Iterator[None]:
-    """Restores random states, threads and determinism settings; one thread in the test."""
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-    torch.set_num_threads(1)  # faster for models as small as these
-    yield
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    np.random.set_state(states[2])
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+def global_state(torch_state: None) -> None:
+    """Every test here leaves torch as it found it."""
 
 
 @pytest.fixture

@@ -115,3 +115,8 @@ def test_a_module_that_is_not_there_is_named(module, models):
         plant(faults, {"actor": models.actor, "reference": models.reference}, Progress())
     assert caught.value.key == "faults.1.module"
     assert "module" in caught.value.problem
+
+
+def test_a_module_of_almost_that_name_is_proposed(models):
+    with pytest.raises(ConfigError, match=f"did you mean {LINEAR}"):
+        plant([Fault(role="actor", module="layers.1.mlp.down_proj")], {"actor": models.actor}, Progress())

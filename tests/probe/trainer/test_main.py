@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from probe.config import Determinism
+from probe.compare import compare_configurations
+from probe.config import Determinism, Profile, TrainingConfig, load_profile
+from probe.launch.plan import run_spec
 from probe.store.reader import read_dump
 
 EVERYTHING = "key_data_dump: true, configurations_dump: true"
@@ -211,10 +213,29 @@ def test_what_is_in_effect_is_what_was_asked_for(runs):
 
 def test_configurations_json_has_every_section_resolved(runs):
     configuration = runs["float32"].json("configurations.json")
-    assert configuration["megatron_training"]["train_iters"] == 2
-    assert configuration["actor_config"]["lr"] == 1e-3  # a default
-    assert set(configuration) >= {"rl_config", "generate_config", "msprobe_config", "determinism", "faults"}
+    assert set(configuration) == set(Profile.model_fields), "as a check's run writes it"
+    config = configuration["trainer"]["config"]
+    assert config["megatron_training"]["train_iters"] == 2
+    assert config["actor_config"]["lr"] == 1e-3  # a default
+    assert set(config) == set(TrainingConfig.model_fields)
     assert not (runs["bfloat16"].dump / "configurations.json").exists()
+
+
+def test_a_run_that_was_started_alone_is_the_experiment_of_a_check_of_the_same_file(runs, tmp_path):
+    alone = runs["float32"]
+    config, sections = alone.json("configurations.json")["trainer"]["config"], ("determinism", "faults")
+    document = {"trainer": {"kind": "integrated", "config": {**config, "msprobe_config": {}}}}
+    document |= {section: alone.json("configurations.json")[section] for section in sections}
+    (tmp_path / "profile.yaml").write_text(json.dumps(document))
+    profile = load_profile(str(tmp_path / "profile.yaml"))
+    checked = tmp_path / "checked"
+    checked.mkdir()
+    spec = run_spec(profile, "a", checked)
+    (checked / "configurations.json").write_text(json.dumps(spec.configuration))
+    environment = alone.json("environment.json")
+    environment["determinism"]["requested"] = spec.determinism
+    (checked / "environment.json").write_text(json.dumps(environment))
+    assert compare_configurations(alone.dump, checked).error is None
 
 
 def test_msprobe_false_turns_every_item_off(runs):
