@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flows.settings import never_call_home
+from probe.privacy import never_call_home
 
 never_call_home()  # Prefect sends when it is imported, whoever imports it: a worker's flow run starts here too

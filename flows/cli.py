@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -25,6 +25,9 @@ from flows import settings
 from flows.terminal import PrintableFormatter, Streams, printable
 from probe.errors import FirstdiffError, UsageError
 from probe.types import EXIT_CODES
+
+if TYPE_CHECKING:
+    from probe.config import Profile
 
 app = typer.Typer(
     add_completion=False,
@@ -70,14 +73,14 @@ def check(
     """Train twice, compare, and name the first difference and its cause."""
 
     def work() -> Outcome:
-        from probe.config import load_profile
+        from probe.config import hand_on, load_profile
         from probe.disk import require_room
         from probe.launch import check_folder, follow
 
         resolved = load_profile(profile, override)  # what is wrong is said before Prefect starts
         if resolved.trainer.node_rank:
             shared = _shared_folder(out)
-            return _answer(follow(resolved, shared), shared)
+            return _answer(follow(_with_secrets(resolved, verbose), shared), shared)
         if resolved.trainer.nnodes > 1:
             _shared_folder(out)
         require_room(out or Path("checks/new"), profile, resolved, override or (), force)
@@ -87,7 +90,8 @@ def check(
         from flows.determinism import determinism_check
         from flows.states import document_of
 
-        state = determinism_check(profile=profile, overrides=override, out=str(folder), force=force, return_state=True)
+        overrides = hand_on(override or [], getattr(resolved.trainer, "secrets", []))
+        state = determinism_check(profile=profile, overrides=overrides, out=str(folder), force=force, return_state=True)
         document = document_of(state)
         document.pop("folder")
         return _answer(document, folder)
@@ -142,7 +146,9 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def bench(
-    name: Annotated[str | None, typer.Argument(help="recording, bytes or digests; all of them without it.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="recording, bytes, digests or overhead; all of them without it.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure on this machine what recording and comparing cost, as ratios. Takes some minutes."""
@@ -228,6 +234,19 @@ def _answer(document: dict[str, Any], folder: Path) -> Outcome:
 
     report = os.path.relpath(folder / "report.html")
     return Outcome(document, last_line(document, Path(report)), EXIT_CODES[document["verdict"]])
+
+
+def _with_secrets(profile: Profile, verbose: bool) -> Profile:
+    """The profile of a host that starts no flow, with its secrets: only where it has any does it need Prefect."""
+    from probe.config import has_sources, plain
+
+    if not has_sources(plain(profile)):
+        return profile
+    settings.prepare(verbose)
+    settings.connect()
+    from flows.secrets import with_secrets
+
+    return with_secrets(profile)
 
 
 def _shared_folder(out: Path | None) -> Path:

@@ -34,7 +34,7 @@ def compare(
     dump_a: str,
     dump_b: str,
     allow_different: list[str] = [],  # noqa: B006  (Prefect's form shows it; nothing changes it)
-    out: OptionalText = None,
+    out: OptionalText = "",
 ) -> State[Any]:
     """Compares two dump folders that exist, ours or msprobe's: key data, and layers where both have them.
 

@@ -23,6 +23,7 @@ from flows.logs import bearable_trainer_log
 from flows.names import check_name
 from flows.page import show_check
 from flows.permissions import require_allowed
+from flows.secrets import with_secrets
 from flows.states import state_of, state_of_error
 from probe.checks import open_check
 from probe.config import Profile, Request, mapping_yaml, parse_request, resolve, to_yaml
@@ -42,7 +43,7 @@ from probe.config.request import (
     Switch,
 )
 from probe.disk import require_room, settle
-from probe.errors import DumpError, FirstdiffError, InconclusiveError, TrainerError
+from probe.errors import DumpError, FirstdiffError, InconclusiveError, TrainerError, UsageError
 from probe.history import begin
 from probe.launch import devices_reserved, dump_folder, launcher_for, leading
 from probe.locate import Conclusion, SecondPair, target_of
@@ -61,6 +62,8 @@ from tasks.compare import (
 from tasks.locate import locate_first_divergence, name_first_difference
 from tasks.report import write_results
 
+MOST_TRIES = 3
+"""How often one flow run is started: first, and again after a crash or by hand."""
 Value = TypeVar("Value")
 
 
@@ -73,26 +76,26 @@ Value = TypeVar("Value")
 )
 def determinism_check(
     profile: ProfileName = "deterministic",
-    steps: OptionalInteger = None,
+    steps: OptionalInteger = -1,
     algorithm: Algorithm = "as in the profile",
     device: Device = "as in the profile",
-    nproc_per_node: OptionalInteger = None,
-    seed: OptionalInteger = None,
-    sampling_seed: OptionalInteger = None,
+    nproc_per_node: OptionalInteger = -1,
+    seed: OptionalInteger = -1,
+    sampling_seed: OptionalInteger = -1,
     deterministic_algorithms: Switch = "as in the profile",
     cublas_workspace_config: Cublas = "as in the profile",
     hccl_deterministic: Hccl = "as in the profile",
     lccl_deterministic: OneOrZero = "as in the profile",
     atb_matmul_shuffle_k_enable: OneOrZero = "as in the profile",
     close_matmul_k_shift: OneOrZero = "as in the profile",
-    python_hash_seed: OptionalInteger = None,
-    num_threads: OptionalInteger = None,
+    python_hash_seed: OptionalInteger = -1,
+    num_threads: OptionalInteger = -1,
     key_data: KeyDataChoice = "as in the profile",
     on_error: OnErrorChoice = "as in the profile",
-    time_limit: OptionalNumber = None,
-    stall_seconds: OptionalNumber = None,
+    time_limit: OptionalNumber = -1,
+    stall_seconds: OptionalNumber = -1,
     overrides: Lines = "",
-    out: OptionalText = None,
+    out: OptionalText = "",
     force: bool = False,
 ) -> State[Any]:
     """Trains twice, compares bit for bit, and where the runs differ trains twice more to name the first module.
@@ -100,13 +103,13 @@ def determinism_check(
     Args:
         profile: The experiment: one of the profiles present when this was deployed, or the path of a .yaml file on the
             worker's machine.
-        steps: Training steps that are recorded and compared, 1 to 1,000,000. Empty: as in the profile.
+        steps: Training steps that are recorded and compared, 1 to 1,000,000. -1: as in the profile.
         algorithm: GRPO, PPO or DAPO, for the integrated trainer.
         device: Where the integrated trainer trains; auto takes an NPU before a GPU before the CPU.
-        nproc_per_node: Processes that torchrun starts, 1 to 4,096. Empty: as in the profile.
-        seed: Seed of weights, data and random states of the integrated trainer, 0 to 4,294,967,295. Empty: as in the
+        nproc_per_node: Processes that torchrun starts, 1 to 4,096. -1: as in the profile.
+        seed: Seed of weights, data and random states of the integrated trainer, 0 to 4,294,967,295. -1: as in the
             profile.
-        sampling_seed: Seed of the rollout's sampling, 0 to 4,294,967,295. Empty: as in the profile.
+        sampling_seed: Seed of the rollout's sampling, 0 to 4,294,967,295. -1: as in the profile.
         deterministic_algorithms: torch.use_deterministic_algorithms; on makes an operation without a deterministic
             form an error.
         cublas_workspace_config: CUBLAS_WORKSPACE_CONFIG for the trainer.
@@ -114,12 +117,12 @@ def determinism_check(
         lccl_deterministic: LCCL_DETERMINISTIC for the trainer.
         atb_matmul_shuffle_k_enable: ATB_MATMUL_SHUFFLE_K_ENABLE for the trainer.
         close_matmul_k_shift: CLOSE_MATMUL_K_SHIFT for the trainer.
-        python_hash_seed: PYTHONHASHSEED for the trainer, 0 to 4,294,967,295. Empty: as in the profile.
-        num_threads: Threads of one CPU operation, 1 to 4,096. Empty: as in the profile.
+        python_hash_seed: PYTHONHASHSEED for the trainer, 0 to 4,294,967,295. -1: as in the profile.
+        num_threads: Threads of one CPU operation, 1 to 4,096. -1: as in the profile.
         key_data: What is recorded: full keeps values, digests only what is needed for the verdict, off nothing.
         on_error: What an error inside the probe does: raise ends the trainer, continue trains on unrecorded.
-        time_limit: Longest time of one of the runs in seconds, above 0, at most 2,592,000. Empty: as in the profile.
-        stall_seconds: Longest time without progress in seconds, above 0, at most 2,592,000. Empty: as in the profile.
+        time_limit: Longest time of one of the runs in seconds, above 0, at most 2,592,000. -1: as in the profile.
+        stall_seconds: Longest time without progress in seconds, above 0, at most 2,592,000. -1: as in the profile.
         overrides: Any other keys of the profile, one dotted.key=value a line, such as
             trainer.config.actor_config.lr=1e-6. They are applied last.
         out: The check's folder on the worker's machine, new or empty. Empty makes one in checks.
@@ -130,6 +133,8 @@ def determinism_check(
         from it, with the check's folder as ``folder``.
     """
     values = locals()
+    if (flow_run.run_count or 0) > MOST_TRIES:  # a process that dies each time is not started for ever
+        return state_of_error(UsageError(f"this run was started {MOST_TRIES} times and did not end; start a new one"))
     fields = {name: value for name, value in values.items() if name not in ("out", "force")}
     try:
         request = parse_request(fields)
@@ -143,6 +148,7 @@ def determinism_check(
 def _run(request: Request, out: str | None, force: bool) -> dict[str, Any]:
     start = time.monotonic()
     resolved = resolve(request)
+    trained = with_secrets(resolved)
     entries = request.entries()
     if not force:
         require_room(Path(out or "checks/new"), request.profile, resolved, entries)
@@ -158,7 +164,7 @@ def _run(request: Request, out: str | None, force: bool) -> dict[str, Any]:
         begin(folder, request.profile, resolved, entries)
         (folder / "profile.yaml").write_text(profile_yaml(resolved), encoding="utf-8")
         try:
-            _check(resolved, folder, result)
+            _check(trained, folder, result)
         except InconclusiveError as error:
             result.verdict = "inconclusive"
             result.error = str(error)

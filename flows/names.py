@@ -49,7 +49,7 @@ def artifact_key(label: str) -> str:
         'my-profile-271c62'
     """
     plain_key = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:_LONGEST]
-    if plain_key == label:
+    if plain_key == label != "":
         return label
     digest = hashlib.sha256(label.encode(errors="backslashreplace")).hexdigest()[:6]
     return f"{plain_key}-{digest}".strip("-")

@@ -63,7 +63,7 @@ def nightly(
     nproc_per_node: list[int] = [],  # noqa: B006
     settings: list[str] = [],  # noqa: B006
     overrides: Lines = "",
-    time_limit: OptionalNumber = None,
+    time_limit: OptionalNumber = -1,
 ) -> State[Any]:
     """Checks every profile of a list, with every combination of seeds, processes and settings.
 
@@ -74,7 +74,7 @@ def nightly(
         settings: Settings to check each with: dotted.key=value, several with a blank between them, such as
             determinism.num_threads=1 record.key_data=digests. Empty: as in each profile.
         overrides: What all checks have, one dotted.key=value a line.
-        time_limit: Longest time of one training run in seconds, above 0, at most 2,592,000. Empty: as in each profile.
+        time_limit: Longest time of one training run in seconds, above 0, at most 2,592,000. -1: as in each profile.
 
     Returns:
         A final state by the name of the worst verdict. The matrix has at most 200 checks.

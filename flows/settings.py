@@ -8,20 +8,10 @@ from __future__ import annotations
 import os
 
 from flows.local_server import LocalServer
+from probe.privacy import never_call_home
 
 FOLDERS = "FIRSTDIFF_PROFILE_FOLDERS"
 """Variable of a worker: further folders of profiles that a deployment's flow run may check."""
-
-ALWAYS = {
-    "DO_NOT_TRACK": "1",  # Prefect's SDK sends on import otherwise; Hugging Face's libraries and vLLM heed it too
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-}
-"""Analytics, telemetry and searches for newer versions, off. Trainers inherit it."""
 
 DEFAULTS = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # a fresh home first migrates its database
@@ -31,11 +21,6 @@ DEFAULTS = {
 }
 
 
-def never_call_home() -> None:
-    """Turns off everything that would call home, in this process and all that it starts."""
-    os.environ.update(ALWAYS)
-
-
 def prepare(verbose: bool) -> None:
     """Sets what a check needs.
 
@@ -43,6 +28,7 @@ def prepare(verbose: bool) -> None:
         verbose: Whether Prefect's own logs are shown. They reach the flow run's log in any case.
     """
     never_call_home()
+    os.environ.pop("PREFECT__FLOW_RUN_ID", None)  # a command that a flow run starts is not that flow run
     console = {} if verbose else {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
     for name, value in {**DEFAULTS, **console}.items():
         os.environ.setdefault(name, value)

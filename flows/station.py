@@ -31,6 +31,7 @@ from pathlib import Path
 from flows import processes, settings
 from flows.settings import FOLDERS
 from probe.errors import FirstdiffError, InconclusiveError, UsageError
+from probe.privacy import SWITCHES
 
 PROJECT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
@@ -67,7 +68,7 @@ class Station:
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
         return {
             **own,
-            **settings.ALWAYS,
+            **SWITCHES,
             **settings.DEFAULTS,
             "PREFECT_HOME": str(self.state / "prefect"),
             "PREFECT_API_URL": f"{self.address}/api",

@@ -28,6 +28,7 @@ SECRET_NAME = re.compile(r"TOKEN(?!S|IZ)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS
 SHORTEST = 4
 """Characters of the shortest value that is looked for in a trainer's output."""
 _MASKED = re.compile(r"\*\*\*( [0-9a-f]{16} by key [0-9a-f]{8})?")
+_ADDRESS = re.compile(r"://[^\s/@:?#'\"]{0,200}:(?P<password>[^\s/@'\"]{1,500})@")
 _NO_SECRETS = ("true", "false", "none", "null")
 
 
@@ -43,6 +44,11 @@ def is_secret(name: str, more: Iterable[str] = ()) -> bool:
         (True, False, True)
     """
     return SECRET_NAME.search(name) is not None or name in more
+
+
+def holds_password(value: object) -> bool:
+    """Whether a value is, or holds, an address such as ``https://user:password@host``."""
+    return isinstance(value, str) and _ADDRESS.search(value) is not None
 
 
 def is_masked(value: object) -> bool:
@@ -74,17 +80,23 @@ def masked_profile(profile: dict[str, Any], with_digests: bool = True) -> dict[s
     def variables(found: Any) -> Any:
         if not isinstance(found, dict):
             return found
-        return {name: _mask(value, key) if is_secret(str(name), more) else value for name, value in found.items()}
+        return {name: variable(str(name), value) for name, value in found.items()}
+
+    def variable(name: str, value: Any) -> Any:
+        if isinstance(value, dict):  # it only says where the value comes from
+            return {place: each for place, each in value.items() if each is not None}
+        return _mask(value, key) if is_secret(name, more) or holds_password(value) else value
 
     result = {**profile, "trainer": {**trainer, "env": variables(trainer["env"])} if "env" in trainer else trainer}
     if isinstance(check, dict) and isinstance(check.get("b"), dict):
         changes = {}
         for name, value in check["b"].items():
-            head, _, variable = str(name).partition("trainer.env.")
-            secret = head == "" and is_secret(variable, more)
+            head, _, named = str(name).partition("trainer.env.")
             if name == "trainer":
                 value = masked_profile({"trainer": {"secrets": more, **value}})["trainer"] if value else value
-            changes[name] = variables(value) if name == "trainer.env" else _mask(value, key) if secret else value
+            if name == "trainer.env":
+                value = variables(value)
+            changes[name] = variable(named, value) if head == "" and named else value
         result["check"] = {**check, "b": changes}
     return result
 
@@ -99,6 +111,7 @@ def secret_values(variables: Mapping[str, str], more: Iterable[str] = ()) -> lis
     named = list(more)
     found: dict[str, None] = {}
     for name, value in variables.items():
+        found.update(dict.fromkeys(match["password"] for match in _ADDRESS.finditer(value)))
         if is_secret(name, named) and not is_masked(value):
             found.update(dict.fromkeys([value, *value.splitlines()]))  # a key of several lines may be printed apart
     return [value for value in found if len(value.strip()) >= SHORTEST and value.lower() not in _NO_SECRETS]

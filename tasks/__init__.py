@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect.cache_policies import NO_CACHE
+from probe.privacy import never_call_home
+
+never_call_home()  # before Prefect is imported
+
+from prefect.cache_policies import NO_CACHE  # noqa: E402
 
 UNCACHED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 """Options of every task."""

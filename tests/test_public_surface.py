@@ -23,6 +23,7 @@ BELOW = {
     "errors": set(),
     "keys": set(),
     "masking": set(),
+    "privacy": set(),
     "config": {"masking", "types", "errors", "keys"},
     "store": {"types", "errors"},
     "compare": {"masking", "store", "types", "errors", "keys"},
@@ -32,7 +33,7 @@ BELOW = {
     "launch": {"masking", "config", "store", "types", "errors"},
     "history": {"masking", "compare", "config", "store", "types", "errors", "keys"},
     "disk": {"history", "launch", "config", "store", "types", "errors", "keys"},
-    "trainer": {"collect", "config", "types", "errors"},
+    "trainer": {"collect", "config", "types", "errors", "privacy"},
     "comparison": {"report", "locate", "compare", "store", "types", "errors"},
     "checks": {"launch", "report"},
     "doctor": {"collect"},
@@ -129,7 +130,7 @@ def test_command_line_says_what_is_wrong_before_prefect_starts() -> None:
         (["prune", "--checks", ".", "--max-bytes", "many"], ["many", "20G"]),
         (["prune", "--checks", "nowhere", "--max-checks", "1"], ["nowhere", "--checks"]),
         (["unpack", "nowhere", "x"], ["nowhere", "no such dump folder"]),
-        (["bench", "nope"], ["nope", "recording, bytes, digests"]),
+        (["bench", "nope"], ["nope", "recording, bytes, digests, overhead"]),
     ],
 )
 def test_bad_usage_is_one_sentence_and_64(

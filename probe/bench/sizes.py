@@ -109,6 +109,28 @@ class DigestsSize:
 
 
 @dataclass(frozen=True, slots=True)
+class OverheadSize:
+    """Checks without a server, with a trainer of three steps.
+
+    Example:
+        >>> OverheadSize(rounds=5).rounds
+        5
+    """
+
+    rounds: int = 3
+    """Checks after the first one, which alone makes Prefect's database."""
+
+    @property
+    def disk_bytes(self) -> int:
+        """Most that lies on the disk at once."""
+        return 32 * _MIB
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the document."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """One size for each benchmark, under its name.
 
@@ -120,6 +142,7 @@ class Sizes:
     recording: RecordingSize = field(default_factory=RecordingSize)
     bytes: BytesSize = field(default_factory=BytesSize)
     digests: DigestsSize = field(default_factory=DigestsSize)
+    overhead: OverheadSize = field(default_factory=OverheadSize)
 
 
 REFERENCE = Sizes()

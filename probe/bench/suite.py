@@ -12,13 +12,14 @@ from typing import Any
 from probe.bench import sizes
 from probe.bench.byte_files import measure_bytes
 from probe.bench.digests import measure_digests
+from probe.bench.overhead import measure_overhead
 from probe.bench.processes import require_room, scratch_folder
 from probe.bench.recording import measure_recording
 from probe.errors import UsageError
 
 log = logging.getLogger("firstdiff")
 
-NAMES = ("recording", "bytes", "digests")
+NAMES = ("recording", "bytes", "digests", "overhead")
 """What ``firstdiff bench`` takes."""
 
 
@@ -69,6 +70,13 @@ NUMBERS = (
     ),
     Number("digests", "records_per_second", "{} records a second compare by digest", at_least=1_000_000),
     Number("digests", "peak_memory_mb", "comparing by digest needs {} MB of memory", at_most=300),
+    Number(
+        "overhead",
+        "outside_trainer_seconds",
+        "a check without a server takes {} s beside its trainer",
+        at_most=15,
+    ),
+    Number("overhead", "first_outside_trainer_seconds", "the first one on a machine takes {} s beside its trainer"),
 )
 
 
@@ -95,6 +103,7 @@ def run_benchmarks(name: str | None = None, wanted: sizes.Sizes | None = None) -
         "recording": (chosen.recording.disk_bytes, lambda folder: measure_recording(chosen.recording, folder)),
         "bytes": (chosen.bytes.disk_bytes, lambda folder: measure_bytes(chosen.bytes, folder)),
         "digests": (chosen.digests.disk_bytes, lambda folder: measure_digests(chosen.digests, folder)),
+        "overhead": (chosen.overhead.disk_bytes, lambda folder: measure_overhead(chosen.overhead, folder)),
     }
     names = NAMES if name is None else (name,)
     load = os.getloadavg()[0]

@@ -32,7 +32,8 @@ from probe.config.profile import (
 )
 from probe.config.request import Request, override_lines, parse_request, profile_names, resolve
 from probe.config.training import GenerateConfig, MegatronTraining, ModelConfig, SamplingConfig, TrainingConfig
-from probe.config.variant import profile_of
+from probe.config.variables import Source, filled_in, hand_on, has_sources
+from probe.config.variant import plain, profile_of
 
 __all__ = [
     "ActorConfig",
@@ -54,16 +55,21 @@ __all__ = [
     "Record",
     "Request",
     "SamplingConfig",
+    "Source",
     "TrainerRunConfig",
     "TrainingConfig",
     "UpdateConfig",
+    "filled_in",
     "find_profile",
+    "hand_on",
+    "has_sources",
     "load_profile",
     "load_trainer_config",
     "mapping_yaml",
     "override_lines",
     "parse_request",
     "profile_names",
+    "plain",
     "profile_of",
     "profile_schema",
     "read_yaml",

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from probe.errors import ConfigError
+from probe.masking import is_secret
 
 
 class StrictModel(BaseModel):
@@ -29,6 +30,8 @@ def first_problem(error: ValidationError, source: str, root: type[BaseModel], pr
     location = list(finding["loc"])
     if location[:1] == ["trainer"] and location[1:2] in (["integrated"], ["command"]):
         del location[1]  # it only says which kind of trainer was tried
+    if location[:2] == ["trainer", "env"]:
+        del location[3:4]  # it only says whether text or a source was given
     key = ".".join([prefix] * bool(prefix) + [str(part) for part in location])
     match finding["type"]:
         case "extra_forbidden":
@@ -42,7 +45,8 @@ def first_problem(error: ValidationError, source: str, root: type[BaseModel], pr
             problem = f"must be one of {finding['ctx'].get('expected_tags', 'the known kinds')}"
         case _:
             message = finding["msg"][0].lower() + finding["msg"][1:]
-            problem = f"{message}, not {_short(finding['input'])}"
+            secret = location[:2] == ["trainer", "env"] or any(is_secret(str(part)) for part in location)
+            problem = message if secret else f"{message}, not {_short(finding['input'])}"
     return ConfigError(source, key, problem)
 
 

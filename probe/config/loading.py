@@ -16,6 +16,7 @@ from probe.config.profile import Profile, TrainerRunConfig
 from probe.config.training import TrainingConfig
 from probe.config.variant import apply_b, check_allowed, get, plain, put
 from probe.errors import ConfigError, UsageError
+from probe.masking import is_secret
 
 _PATHS = (("model", "path"), *(("megatron_training", key) for key in ("data_path", "save", "load")))
 """Keys of a trainer file that name files, relative to it."""
@@ -245,15 +246,25 @@ def _require_files(config: TrainingConfig, source: str, prefix: str) -> None:
         raise ConfigError(source, f"{prefix}megatron_training.data_path", f"no such file: {data}")
 
 
-def _apply(raw: dict[str, Any], override: str) -> None:
+def read_override(override: str) -> tuple[str, Any]:
+    """The key and the value of a ``--set`` entry.
+
+    Raises:
+        ConfigError: It is none.
+    """
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError("--set", override, "must be dotted.key=value")
     try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506  (_Loader is a SafeLoader)
+        return key.strip(), yaml.load(text, Loader=_Loader)  # noqa: S506  (_Loader is a SafeLoader)
     except yaml.YAMLError as error:
-        raise ConfigError("--set", key, f"{text!r} is not a YAML value") from error
-    put(raw, key.strip(), value, "--set")
+        shown = "what follows" if is_secret(key.rpartition(".")[2]) else repr(text)
+        raise ConfigError("--set", key, f"{shown} is not a YAML value") from error
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, value = read_override(override)
+    put(raw, key, value, "--set")
 
 
 def _validate(model: type[Model], raw: dict[str, Any], source: str) -> Model:

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from probe.config.base import StrictModel
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
+from probe.config.variables import Source, TextOrSource
+from probe.errors import ConfigError
 from probe.masking import is_masked
 from probe.types import Stage
 
@@ -63,14 +65,27 @@ class CommandTrainer(Launch):
     command: list[str] = Field(min_length=1)
     """Program and arguments, never a shell string; a first element ``python`` is the interpreter that runs
     Firstdiff."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables for the trainer, beside those that it inherits. Values of names that look secret (with
-    TOKEN, SECRET, PASSWORD, API_KEY, ACCESS_KEY, CREDENTIAL or PRIVATE in them) are masked in all that a check
-    leaves."""
+    env: dict[str, TextOrSource] = Field(default_factory=dict)
+    """Environment variables for the trainer, beside those that it inherits: text, ``{secret: BLOCK}`` for a Secret
+    block of the Prefect server, or ``{variable: NAME}`` for a variable of Firstdiff's own environment. Values of names
+    that look secret (with TOKEN, SECRET, PASSWORD, API_KEY, ACCESS_KEY, CREDENTIAL or PRIVATE in them) and addresses
+    with a password are masked in all that a check leaves."""
     secrets: list[str] = Field(default_factory=list)
     """Further variables, given here or inherited, whose values are masked."""
     cwd: str = "."
     """Working folder, relative to the profile's folder."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables, when their sources have been read.
+
+        Raises:
+            ConfigError: One has not.
+        """
+        for name, value in self.env.items():
+            if isinstance(value, Source):
+                raise ConfigError("the profile", f"trainer.env.{name}", "its value was not read")
+        return {name: value for name, value in self.env.items() if isinstance(value, str)}
 
     @model_validator(mode="after")
     def _no_variable_is_masked(self) -> CommandTrainer:

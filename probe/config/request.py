@@ -19,6 +19,8 @@ from probe.errors import ConfigError, UsageError
 
 AS_IN_PROFILE: Literal["as in the profile"] = "as in the profile"
 """The choice that overrides nothing."""
+NOT_GIVEN = -1
+"""The number that overrides nothing: Prefect's page sends every field, and takes no empty one for a number."""
 SOURCE = "parameters"
 """What an error names as the place of a mistake in a form."""
 _MOST_SEED = 2**32 - 1
@@ -34,9 +36,9 @@ Hccl = Literal["as in the profile", "true", "strict", "false", "unset"]
 OneOrZero = Literal["as in the profile", "1", "0", "unset"]
 
 OptionalInteger = Annotated[int | None, WithJsonSchema({"type": "integer"})]
-"""In a form: a field for a whole number that may stay empty."""
+"""In a form: a field for a whole number; -1 gives none."""
 OptionalNumber = Annotated[float | None, WithJsonSchema({"type": "number"})]
-"""In a form: a field for a number that may stay empty."""
+"""In a form: a field for a number; -1 gives none."""
 OptionalText = Annotated[str | None, WithJsonSchema({"type": "string"})]
 """In a form: a field for text that may stay empty."""
 Lines = Annotated[str | list[str] | None, WithJsonSchema({"type": "string"})]
@@ -118,6 +120,8 @@ class Request(StrictModel):
             value = getattr(self, field)
             if value is None or value == AS_IN_PROFILE:
                 continue
+            if field == "deterministic_algorithms":
+                value = value == "on"
             for key in keys:
                 found[key] = (field, _yaml(value))
         if self.algorithm != AS_IN_PROFILE:
@@ -167,12 +171,13 @@ def parse_request(values: dict[str, Any]) -> Request:
     """Checks the values of a form.
 
     Args:
-        values: By the names of the fields; ``overrides`` as lines of text or a list of them. What is None is not given.
+        values: By the names of the fields; ``overrides`` as lines of text or a list of them. What is None, or a
+            number of -1, is not given.
 
     Raises:
         ConfigError: A value is wrong; names its field.
     """
-    given = {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None and value != NOT_GIVEN}
     given["overrides"] = override_lines(given.get("overrides"))
     try:
         return Request.model_validate(given)
@@ -248,6 +253,4 @@ def _yaml(value: Any) -> str:
     """A value as YAML reads it back."""
     if value == "unset":
         return "null"
-    if value in ("on", "off"):
-        return "true" if value == "on" else "false"
     return json.dumps(value)

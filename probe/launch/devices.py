@@ -77,7 +77,8 @@ def devices_of(profile: Profile, devices: Path = Path("/dev")) -> list[Devices]:
     if trainer.node_rank and hosts_are_one_machine(trainer):
         return []  # host 0 of the same check has them
     wanted = trainer.config.device if isinstance(trainer, IntegratedTrainer) else "auto"
-    own = {} if isinstance(trainer, IntegratedTrainer) else trainer.env
+    env = {} if isinstance(trainer, IntegratedTrainer) else trainer.env
+    own = {name: value for name, value in env.items() if isinstance(value, str)}
     found = []
     for kind, variable in VISIBLE.items():
         here = any(devices.glob(_NODES[kind]))

@@ -125,7 +125,7 @@ class CommandLauncher:
         del folder, spec  # both are in the environment
         program, *arguments = self._trainer.command
         command = [sys.executable if program == "python" else program, *arguments]
-        return Start(command, Path(self._trainer.cwd), self._trainer.env)
+        return Start(command, Path(self._trainer.cwd), self._trainer.variables)
 
 
 def launcher_for(profile: Profile) -> Launcher:

@@ -104,7 +104,7 @@ def code(text: str) -> str:
 
 def escape(text: str) -> str:
     """Text as markdown text: nothing in it is markup."""
-    shown = " ".join(_printable(text).split())
+    shown = _printable(" ".join(text.split()))
     return _SPECIAL.sub(r"\\\1", shown if len(shown) <= 4 * _LONGEST else shown[: 4 * _LONGEST - 1] + "…")
 
 

@@ -16,6 +16,8 @@ from probe.store import layout
 _MOST_BYTES = 1 << 23
 """Bytes of an index that are read at once; what is beyond is skipped but for its end."""
 _LINES_LOOKED_AT = 400
+_NOT_OURS = (OSError, ValueError, KeyError, TypeError, RecursionError)
+"""What reading something raises that no recording of ours has, or that is not there yet."""
 _RANK = re.compile(r"rank(\d+)\.jsonl")
 
 
@@ -58,8 +60,8 @@ class LiveRun:
         """How far the run is now."""
         try:
             self._read_on()
-        except (OSError, ValueError):  # it is being written, or is no recording of ours: the next look may see more
-            pass
+        except _NOT_OURS:
+            self._index = None  # the next look may see more
         return Seen(max(self._step, self._finished()), self._records, dict(self._tags))
 
     def _read_on(self) -> None:
@@ -94,5 +96,5 @@ class LiveRun:
                 return 0
             content = layout.read_json(files[min(files, key=lambda rank: -1 if rank is None else rank)])
             return int(content["steps_finished"]) if isinstance(content, dict) else 0
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except _NOT_OURS:
             return 0

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from probe.config import TrainerRunConfig, load_trainer_config
 from probe.errors import ConfigError, FirstdiffError, UsageError
+from probe.privacy import never_call_home
 from probe.types import RunSpec
 
 
@@ -26,6 +27,7 @@ def main() -> int:
     parser = _Parser(prog="python -m probe.trainer", description=__doc__)
     parser.add_argument("--config", required=True, type=Path, help="MindSpeed-RL style YAML file")
     arguments = parser.parse_args()
+    never_call_home()
     try:
         config = load_trainer_config(arguments.config)
         for sentence in config.beyond_the_end if config.msprobe_config.msprobe else ():

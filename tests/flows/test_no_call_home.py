@@ -96,3 +96,22 @@ def test_no_process_of_a_check_calls_home(watched: Callable[..., list[str]], tmp
 def test_the_watch_sees_who_calls(watched: Callable[..., list[str]]) -> None:
     call = "import socket, contextlib\nwith contextlib.suppress(OSError): socket.create_connection(('192.0.2.1', 9))"
     assert any(line.startswith("outside") for line in watched("-c", call))
+
+
+@pytest.mark.parametrize("entry", ["tasks.collect", pytest.param("flows.determinism", marks=pytest.mark.slow)])
+def test_whatever_is_imported_first_calls_nobody(watched: Callable[..., list[str]], entry: str) -> None:
+    """As on a terminal of somebody new, where Prefect would send its first event."""
+    lines = watched(
+        "-c",
+        "import sys, time\nsys.stdout.isatty = sys.stderr.isatty = sys.stdin.isatty = lambda: True\n"
+        f"import {entry}, prefect\nfrom prefect.analytics import is_telemetry_enabled\n"
+        "assert not is_telemetry_enabled()\ntime.sleep(1)",
+    )
+    assert [line for line in lines if line.startswith("outside")] == []
+
+
+@pytest.mark.slow
+def test_the_integrated_trainer_alone_calls_nobody(watched: Callable[..., list[str]], tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("megatron_training: {train_iters: 1}\n")
+    lines = watched("-m", "probe.trainer", "--config", "config.yaml")
+    assert [line for line in lines if line.startswith("outside")] == []

@@ -2,179 +2,27 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows import processes
-from flows.station import MARK, Station
-
-TRAINER = """
-import os, time, torch
-from probe import Probe
-torch.manual_seed(1)
-probe = Probe.from_env()
-for step in range(3):
-    probe.save({"prompts": torch.arange(4), "loss": torch.tensor(list(os.urandom(4)) if MODE == "random" else [1, 2])})
-    probe.step()
-    time.sleep(SECONDS)
-    print("step", step, "<script>alert(1)</script>", flush=True)
-probe.close()
-"""
+from flows.station import Station
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-@dataclass
-class Running:
-    """A station that runs, and how one speaks to it."""
-
-    project: Path
-    port: int
-    environment: dict[str, str]
-    received: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def api(self) -> str:
-        return f"http://127.0.0.1:{self.port}/api"
-
-    def post(self, path: str, **content: Any) -> Any:
-        request = urllib.request.Request(
-            f"{self.api}/{path}", json.dumps(content).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
-
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"{self.api}/{path}", timeout=30) as answer:
-            return json.load(answer)
-
-    def deployment(self, name: str) -> dict[str, Any]:
-        flow, _, own = name.partition("/")
-        return self.get(f"deployments/name/{flow}/{own}")
-
-    def begin(self, name: str, **parameters: Any) -> str:
-        deployment = self.deployment(name)
-        return self.post(f"deployments/{deployment['id']}/create_flow_run", parameters=parameters)["id"]
-
-    def ended(self, run: str, seconds: float = 240) -> dict[str, Any]:
-        return self.when(
-            run, lambda found: found["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"), seconds
-        )
-
-    def when(self, run: str, true: Callable[[dict[str, Any]], bool], seconds: float = 240) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        while not true(found := self.get(f"flow_runs/{run}")):
-            assert time.monotonic() < deadline, found["state"]
-            time.sleep(0.5)
-        return found
-
-    def artifacts(self, run: str) -> dict[str, dict[str, Any]]:
-        found = self.post("artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
-        return {artifact["key"] or artifact["type"]: artifact for artifact in found}
-
-    def profile(self, name: str, mode: str = "same", seconds: float = 0.0) -> str:
-        """Writes a profile with a trainer of a few lines; returns its path."""
-        script = TRAINER.replace("MODE", repr(mode)).replace("SECONDS", str(seconds))
-        (self.project / f"{name}.py").write_text(script, encoding="utf-8")
-        path = self.project / f"{name}.yaml"
-        path.write_text(f"trainer:\n  kind: command\n  command: [python, {name}.py]\n", encoding="utf-8")
-        return str(path)
-
-
-def clone_of(root: Path, target: Path) -> Path:
-    """What a fresh clone holds, without its tests."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in listed.stdout.splitlines():
-        if name.startswith("tests/") or not (root / name).is_file():
-            continue
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(root / name, target / name)
-    return target
-
-
-@pytest.fixture(scope="module")
-def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A webhook's receiver on 127.0.0.1."""
-    received: list[dict[str, Any]] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *arguments: object) -> None:
-            return
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/", received
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture(scope="module")
-def station(
-    root: Path, tmp_path_factory: pytest.TempPathFactory, receiver: tuple[str, list[dict[str, Any]]]
-) -> Iterator[Running]:
-    project = clone_of(root, tmp_path_factory.mktemp("clone"))
-    port = free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHONPATH"))}
-    running = Running(project, port, environment, receiver[1])
-    command = [sys.executable, "-m", "flows.station"]
-    done = subprocess.run(
-        [*command, "start", "--port", str(port)],
-        cwd=project,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    try:
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"http://127.0.0.1:{port}\n"
-        automations = subprocess.run(
-            [sys.executable, "-m", "flows.automations", "--port", str(port)],
-            cwd=project,
-            env={**environment, "FIRSTDIFF_NOTIFY_WEBHOOK": receiver[0]},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert automations.returncode == 0, automations.stderr
-        assert "by webhook: installed" in automations.stdout
-        assert "by slack: left out" in automations.stdout
-        yield running
-    finally:
-        subprocess.run([*command, "stop"], cwd=project, env=environment, check=True, capture_output=True)
-        assert processes.marked(f"{MARK}={project / '.firstdiff'}") == []
-        assert not list((project / ".firstdiff").glob("*.pid"))
 
 
 def test_a_port_that_is_taken_is_refused_in_one_sentence(tmp_path: Path, root: Path) -> None:
@@ -208,7 +56,7 @@ def test_stopping_never_ends_a_process_that_got_the_number_of_ours(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_everything_is_deployed_with_its_schedule(station: Running) -> None:
+def test_everything_is_deployed_with_its_schedule(station: Any) -> None:
     nightly = station.deployment("nightly/nightly")
     assert [(each["schedule"]["cron"], each["schedule"]["timezone"]) for each in nightly["schedules"]] == [
         ("0 2 * * *", "UTC")
@@ -227,7 +75,7 @@ def test_everything_is_deployed_with_its_schedule(station: Running) -> None:
 
 
 @pytest.mark.slow
-def test_the_form_describes_every_field_and_lists_the_profiles(station: Running) -> None:
+def test_the_form_describes_every_field_and_lists_the_profiles(station: Any) -> None:
     schema = station.deployment("determinism-check/determinism-check")["parameter_openapi_schema"]
     fields = schema["properties"]
     assert all(field["description"] for field in fields.values())
@@ -238,7 +86,7 @@ def test_the_form_describes_every_field_and_lists_the_profiles(station: Running)
 
 
 @pytest.mark.slow
-def test_a_divergent_check_is_seen_alerts_once_and_keeps_its_result(station: Running) -> None:
+def test_a_divergent_check_is_seen_alerts_once_and_keeps_its_result(station: Any) -> None:
     before = len(station.received)
     run = station.begin("determinism-check/determinism-check", profile=station.profile("odd", "random"))
     found = station.ended(run)
@@ -277,11 +125,11 @@ def test_a_divergent_check_is_seen_alerts_once_and_keeps_its_result(station: Run
         ({"profile": "/nowhere/x.yaml"}, ["profile", "/nowhere/x.yaml"]),
         ({"overrides": "nonsense"}, ["overrides", "nonsense"]),
         ({"overrides": "check.stepz=3"}, ["overrides", "check.stepz"]),
-        ({"time_limit": -1}, ["time_limit", "greater than 0"]),
+        ({"time_limit": 0}, ["time_limit", "greater than 0"]),
     ],
 )
 def test_a_bad_value_ends_the_run_at_once_with_its_field(
-    station: Running, parameters: dict[str, Any], words: list[str]
+    station: Any, parameters: dict[str, Any], words: list[str]
 ) -> None:
     found = station.ended(station.begin("determinism-check/determinism-check", **parameters), 60)
     assert (found["state_name"], found["state_type"]) == ("Refused", "FAILED")
@@ -292,7 +140,7 @@ def test_a_bad_value_ends_the_run_at_once_with_its_field(
 
 
 @pytest.mark.slow
-def test_values_of_a_wrong_type_are_refused_before_a_run_is_made(station: Running) -> None:
+def test_values_of_a_wrong_type_are_refused_before_a_run_is_made(station: Any) -> None:
     for parameters in ({"steps": "many"}, {"device": "tpu"}, {"seed": 1.5}):
         with pytest.raises(urllib.error.HTTPError) as error:
             station.begin("determinism-check/determinism-check", **parameters)
@@ -301,7 +149,7 @@ def test_values_of_a_wrong_type_are_refused_before_a_run_is_made(station: Runnin
 
 
 @pytest.mark.slow
-def test_nights_do_not_overlap_and_one_bad_profile_does_not_stop_the_others(station: Running) -> None:
+def test_nights_do_not_overlap_and_one_bad_profile_does_not_stop_the_others(station: Any) -> None:
     before = len(station.received)
     profiles = [station.profile("calm", seconds=1.0), "nope"]
     first = station.begin("nightly/nightly", profiles=profiles, settings=["", "record.key_data=digests"])
@@ -328,7 +176,7 @@ def test_nights_do_not_overlap_and_one_bad_profile_does_not_stop_the_others(stat
 
 
 @pytest.mark.slow
-def test_compare_and_prune_run(station: Running) -> None:
+def test_compare_and_prune_run(station: Any) -> None:
     check = station.begin("determinism-check/determinism-check", profile=station.profile("plain"))
     assert station.ended(check)["state_name"] == "Identical"
     (folder,) = (station.project / "checks").glob("plain-*")
@@ -341,7 +189,7 @@ def test_compare_and_prune_run(station: Running) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_check_is_tried_again_and_ends(station: Running) -> None:
+def test_a_killed_check_is_tried_again_and_ends(station: Any) -> None:
     run = station.begin("determinism-check/determinism-check", profile=station.profile("slow", seconds=4.0))
     deadline = time.monotonic() + 90
     while not (started := list((station.project / "checks").glob("slow-*/a/trainer.log"))):
@@ -357,7 +205,7 @@ def test_a_killed_check_is_tried_again_and_ends(station: Running) -> None:
 
 
 @pytest.mark.slow
-def test_one_experiment_is_one_profile_however_it_is_asked_for(station: Running, tmp_path: Path) -> None:
+def test_one_experiment_is_one_profile_however_it_is_asked_for(station: Any, tmp_path: Path) -> None:
     asked = {"steps": 1, "seed": 7, "num_threads": 1, "algorithm": "dapo", "time_limit": 300}
     lines = "trainer.config.megatron_training.global_batch_size=2\n# a note\nrecord.key_data=digests"
     page = station.begin("determinism-check/determinism-check", profile="demo", overrides=lines, **asked)

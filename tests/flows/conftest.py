@@ -1,0 +1,176 @@
+"""What ``make serve`` starts, on a fresh copy of the project, and how tests speak to it."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import processes
+from flows.station import MARK
+
+TRAINER = """
+import os, time, torch
+from probe import Probe
+torch.manual_seed(1)
+probe = Probe.from_env()
+for step in range(3):
+    probe.save({"prompts": torch.arange(4), "loss": torch.tensor(list(os.urandom(4)) if MODE == "random" else [1, 2])})
+    probe.step()
+    time.sleep(SECONDS)
+    print("step", step, "<script>alert(1)</script>", flush=True)
+probe.close()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Running:
+    """A station that runs, and how one speaks to it."""
+
+    project: Path
+    port: int
+    environment: dict[str, str]
+    received: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.port}/api"
+
+    def post(self, path: str, **content: Any) -> Any:
+        request = urllib.request.Request(
+            f"{self.api}/{path}", json.dumps(content).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.api}/{path}", timeout=30) as answer:
+            return json.load(answer)
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        flow, _, own = name.partition("/")
+        return self.get(f"deployments/name/{flow}/{own}")
+
+    def begin(self, name: str, **parameters: Any) -> str:
+        deployment = self.deployment(name)
+        return self.post(f"deployments/{deployment['id']}/create_flow_run", parameters=parameters)["id"]
+
+    def ended(self, run: str, seconds: float = 240) -> dict[str, Any]:
+        return self.when(
+            run, lambda found: found["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"), seconds
+        )
+
+    def when(self, run: str, true: Callable[[dict[str, Any]], bool], seconds: float = 240) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while not true(found := self.get(f"flow_runs/{run}")):
+            assert time.monotonic() < deadline, found["state"]
+            time.sleep(0.5)
+        return found
+
+    def artifacts(self, run: str) -> dict[str, dict[str, Any]]:
+        found = self.post("artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
+        return {artifact["key"] or artifact["type"]: artifact for artifact in found}
+
+    def profile(self, name: str, mode: str = "same", seconds: float = 0.0) -> str:
+        """Writes a profile with a trainer of a few lines; returns its path."""
+        script = TRAINER.replace("MODE", repr(mode)).replace("SECONDS", str(seconds))
+        (self.project / f"{name}.py").write_text(script, encoding="utf-8")
+        path = self.project / f"{name}.yaml"
+        path.write_text(f"trainer:\n  kind: command\n  command: [python, {name}.py]\n", encoding="utf-8")
+        return str(path)
+
+
+def clone_of(root: Path, target: Path) -> Path:
+    """What a fresh clone holds, without its tests."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if name.startswith("tests/") or not (root / name).is_file():
+            continue
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / name, target / name)
+    return target
+
+
+@pytest.fixture(scope="session")
+def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A webhook's receiver on 127.0.0.1."""
+    received: list[dict[str, Any]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/", received
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="session")
+def station(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, receiver: tuple[str, list[dict[str, Any]]]
+) -> Iterator[Running]:
+    project = clone_of(root, tmp_path_factory.mktemp("clone"))
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHONPATH"))}
+    running = Running(project, port, environment, receiver[1])
+    command = [sys.executable, "-m", "flows.station"]
+    done = subprocess.run(
+        [*command, "start", "--port", str(port)],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"http://127.0.0.1:{port}\n"
+        automations = subprocess.run(
+            [sys.executable, "-m", "flows.automations", "--port", str(port)],
+            cwd=project,
+            env={**environment, "FIRSTDIFF_NOTIFY_WEBHOOK": receiver[0]},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert automations.returncode == 0, automations.stderr
+        assert "by webhook: installed" in automations.stdout
+        assert "by slack: left out" in automations.stdout
+        yield running
+    finally:
+        subprocess.run([*command, "stop"], cwd=project, env=environment, check=True, capture_output=True)
+        assert processes.marked(f"{MARK}={project / '.firstdiff'}") == []
+        assert not list((project / ".firstdiff").glob("*.pid"))

@@ -1,0 +1,60 @@
+"""Final states: by the verdict's name, in a type that is seen, with a result that can be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import StateType
+
+from flows.names import artifact_key
+from flows.states import document_of, state_of, state_of_error
+from probe.errors import ConfigError, DumpError, TrainerError
+from probe.report import CheckResult
+from probe.report.verdict import verdict_document
+
+
+@pytest.mark.parametrize(
+    ("verdict", "type_"),
+    [
+        ("identical", StateType.COMPLETED),
+        ("equivalent", StateType.COMPLETED),
+        ("divergent", StateType.FAILED),
+        ("inconclusive", StateType.FAILED),
+    ],
+)
+def test_a_verdict_is_a_state_whose_result_can_be_read(verdict: Any, type_: StateType) -> None:
+    document = verdict_document(CheckResult(verdict), None)
+    state = state_of(document)
+    assert (state.name, state.type) == (verdict.capitalize(), type_)
+    assert state.message.startswith(verdict)
+    if type_ is StateType.FAILED:
+        assert document_of(state) == document
+
+
+def test_a_bad_parameter_is_refused_and_a_failure_is_inconclusive() -> None:
+    refused = state_of_error(ConfigError("parameters", "steps", "no"))
+    assert (refused.name, refused.type, refused.message) == ("Refused", StateType.FAILED, "parameters: steps: no")
+    with pytest.raises(ConfigError):
+        document_of(refused)
+    assert state_of_error(DumpError("x")).name == "Inconclusive"
+    full = state_of_error(OSError(28, "No space left on device"), "checks/x")
+    assert full.message == "checks/x: No space left on device; no verdict could be written"
+
+
+def test_a_message_is_one_short_printable_line() -> None:
+    state = state_of_error(TrainerError("a\nb\x1b[2J" + "x" * 9999))
+    assert len(state.message) <= 500 and state.message.isprintable()
+
+
+@pytest.mark.parametrize("label", ["demo", "Grpo 2", "grpo-2", "grpo_2", "ü", "", "a" * 300, "-x-"])
+def test_keys_are_lowercase_letters_digits_and_dashes(label: str) -> None:
+    import re
+
+    key = artifact_key(label)
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", key)
+
+
+def test_keys_of_different_names_differ() -> None:
+    names = ["Grpo 2", "grpo-2", "grpo_2", "GRPO-2", "ü", "ä"]
+    assert len({artifact_key(name) for name in names}) == len(names)
