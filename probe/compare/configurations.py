@@ -164,8 +164,8 @@ def _of_further_hosts(a: Path, b: Path) -> list[str]:
     """The environments of hosts beside the first that either dump has."""
     names: dict[str, None] = {}
     for folder in (a, b):
-        with contextlib.suppress(OSError):  # a folder that cannot be listed has been said to hold nothing
-            names.update(dict.fromkeys(layout.environments(folder)[1:]))
+        with contextlib.suppress(OSError):  # such a folder has been named when its other files were read
+            names.update(dict.fromkeys(layout.further_environments(folder)))
     return list(names)
 
 

@@ -226,8 +226,7 @@ def _resolve_paths(config: dict[str, Any], base: Path) -> dict[str, Any]:
 def _require_reachable(config: TrainingConfig, source: str, prefix: str) -> None:
     """Refuses layer dumps of steps and tokens that never come, before a training that would be for nothing."""
     section, last = config.msprobe_config, config.megatron_training.train_iters - 1
-    stages = section.model_copy(update={"msprobe": True}).dump_stages
-    if stages and section.step_start > last:
+    if section.chosen_stages and section.step_start > last:
         problem = f"the last step is {last} (train_iters {last + 1}), no layers would be dumped"
         raise ConfigError(source, f"{prefix}msprobe_config.step_start", problem)
     tokens = config.generate_config.sampling_config.max_tokens

@@ -48,8 +48,11 @@ class MsprobeConfig(StrictModel):
         return self
 
     @property
+    def chosen_stages(self) -> tuple[str, ...]:
+        """The stages whose switch is on; a check, which records in any case, dumps their layers."""
+        return tuple(stage for stage, switch in SWITCH_OF_STAGE.items() if getattr(self, switch))
+
+    @property
     def dump_stages(self) -> tuple[str, ...]:
         """The stages whose layers are dumped; none while ``msprobe`` is false."""
-        if not self.msprobe:
-            return ()
-        return tuple(stage for stage, switch in SWITCH_OF_STAGE.items() if getattr(self, switch))
+        return self.chosen_stages if self.msprobe else ()

@@ -131,10 +131,8 @@ class TrainingConfig(StrictModel):
         section, last = self.msprobe_config, self.megatron_training.train_iters - 1
         tokens = self.generate_config.sampling_config.max_tokens
         said = []
-        if section.model_copy(update={"msprobe": True}).dump_stages and section.step_end > last:
-            said.append(
-                f"msprobe_config.step_end is {section.step_end}, the last step {last}: layers are dumped to there"
-            )
+        if section.chosen_stages and section.step_end > last:
+            said.append(f"msprobe_config.step_end is {section.step_end}, the last step {last}: layers end there")
         if section.actor_infer_dump and section.token_range_end >= tokens:
             said.append(
                 f"msprobe_config.token_range_end is {section.token_range_end}, but at most {tokens} tokens are"

@@ -32,7 +32,7 @@ def run_spec(
     first, last, tokens = 0, 0, (0, 0)
     if profile.trainer.kind == "integrated":
         section = profile.trainer.config.msprobe_config
-        stages = section.model_copy(update={"msprobe": True}).dump_stages
+        stages = section.chosen_stages
         first, last = section.step_start, section.step_end
         tokens = (section.token_range_start, section.token_range_end)
         seeds = profile.trainer.config.seeds

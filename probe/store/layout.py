@@ -142,14 +142,14 @@ def manifests(folder: Path) -> dict[int | None, Path]:
     return found
 
 
-def environments(folder: Path) -> list[str]:
-    """The names of the environments at the top of a dump folder: the first host's, then further hosts' by rank.
+def further_environments(folder: Path) -> list[str]:
+    """The names of the environments of hosts beside the first, at the top of a dump folder, by rank.
 
     Raises:
         OSError: The folder cannot be listed.
     """
-    further = sorted(int(match.group(1)) for name in os.listdir(folder) if (match := _RANK_ENVIRONMENT.fullmatch(name)))
-    return [ENVIRONMENT, *(of_rank(ENVIRONMENT, rank) for rank in further)]
+    ranks = sorted(int(match.group(1)) for name in os.listdir(folder) if (match := _RANK_ENVIRONMENT.fullmatch(name)))
+    return [of_rank(ENVIRONMENT, rank) for rank in ranks]
 
 
 def rank_of_manifest(name: str) -> tuple[int | None, ...]:

@@ -30,9 +30,9 @@ def main() -> int:
     never_call_home()
     try:
         config = load_trainer_config(arguments.config)
+        restart_with(config.determinism.environment)
         for sentence in config.beyond_the_end if config.msprobe_config.msprobe else ():
             sys.stderr.write(f"{arguments.config}: {sentence}\n")
-        restart_with(config.determinism.environment)
         logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
         from probe import Probe
         from probe.trainer.loop import train
@@ -67,8 +67,11 @@ def spec_of(config: TrainerRunConfig) -> RunSpec | None:
     section = config.msprobe_config
     if not section.msprobe:
         return None
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    from probe.collect.ranks import place_of_process
+
+    place, local = place_of_process(), os.environ.get("LOCAL_WORLD_SIZE", "")
+    world = 1 if place is None else place.world_size
+    processes = int(local) if local.isdecimal() and 0 < int(local) <= world else world
     return RunSpec(
         run="alone",
         dump_path=section.dump_path,

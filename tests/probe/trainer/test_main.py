@@ -293,3 +293,22 @@ def test_a_run_that_ends_with_an_error_leaves_an_incomplete_dump(runs):
     dump = read_dump(runs["long-prompt"].dump)
     assert dump.steps_finished == 1
     assert not dump.complete
+
+
+def test_a_range_past_the_end_is_said_once_though_the_interpreter_starts_again(tmp_path):
+    section = "msprobe_config: {msprobe: true, reference_dump: true, step_end: 9}"
+    (tmp_path / "trainer.yaml").write_text(trainer_file(section))
+    environment = {**os.environ, "PYTHONHASHSEED": "123"}
+    command = [sys.executable, "-m", "probe.trainer", "--config", "trainer.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("msprobe_config.step_end is 9, the last step 1") == 1
+
+
+def test_an_environment_that_names_no_ranks_is_said_in_one_sentence(tmp_path):
+    (tmp_path / "trainer.yaml").write_text(trainer_file("msprobe_config: {msprobe: true, key_data_dump: true}"))
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "many"}
+    command = [sys.executable, "-m", "probe.trainer", "--config", "trainer.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (64, False), done.stderr
+    assert "WORLD_SIZE=many" in done.stderr
