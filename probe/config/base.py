@@ -14,7 +14,9 @@ from probe.masking import is_secret
 class StrictModel(BaseModel):
     """A configuration section: no unknown keys, no silent conversions, a docstring under each field."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, use_attribute_docstrings=True, frozen=True, allow_inf_nan=False
+    )
 
 
 def first_problem(error: ValidationError, source: str, root: type[BaseModel], prefix: str = "") -> ConfigError:

@@ -12,8 +12,10 @@ from probe.config.training import NOT_INTEGRATED, TrainingConfig
 from probe.config.variables import Source, TextOrSource
 from probe.errors import ConfigError
 from probe.masking import is_masked
-from probe.types import Stage
+from probe.types import ROLES_OF_STAGE, Stage
 
+_WITH_GRADIENTS = (None, "actor_update", "critic_update")
+"""Stages that have a backward pass; None is any."""
 _STARTS_RANKS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
 
 
@@ -238,6 +240,15 @@ class Fault(StrictModel):
     stage: Stage | None = None
     """The only stage in which it acts; null acts in all."""
 
+    @model_validator(mode="after")
+    def _it_can_act(self) -> Fault:
+        if self.stage is not None and self.role not in ROLES_OF_STAGE[self.stage]:
+            raise ValueError(f"stage {self.stage} runs no {self.role}: this fault would never act")
+        if self.kind == "gradient_order" and (self.role == "reference" or self.stage not in _WITH_GRADIENTS):
+            where = self.stage or f"the {self.role}"
+            raise ValueError(f"gradient_order: {where} has no backward pass: this fault would never act")
+        return self
+
 
 class TrainerRunConfig(TrainingConfig):
     """What ``python -m probe.trainer --config`` reads: a trainer file, and what a check adds to it."""
@@ -281,7 +292,14 @@ class Profile(StrictModel):
         """What to say before the training starts: settings that have less effect than they seem to."""
         if self.trainer.kind != "integrated":
             return []
-        return [f"trainer.config.{sentence}" for sentence in self.trainer.config.beyond_the_end]
+        said = [f"trainer.config.{sentence}" for sentence in self.trainer.config.beyond_the_end]
+        last = self.check.last_step
+        for index, fault in enumerate(self.faults):
+            if last is not None and fault.step is not None and fault.step > last:
+                said.append(
+                    f"faults.{index}.step is {fault.step}, the last step that is recorded {last}: nobody sees it"
+                )
+        return said
 
     @model_validator(mode="after")
     def _a_check_sets_what_it_records(self) -> Profile:
@@ -303,4 +321,22 @@ class Profile(StrictModel):
                 "trainer.config.megatron_training.load is the folder of save: run b would go on from what run a saves;"
                 " name one checkpoint in it, such as step3"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _every_fault_can_act(self) -> Profile:
+        if isinstance(self.trainer, CommandTrainer):
+            return self
+        training = self.trainer.config.megatron_training
+        ranks = (self.trainer.nproc_per_node or 1) * self.trainer.nnodes
+        for index, fault in enumerate(self.faults):
+            problem = None
+            if fault.step is not None and fault.step >= training.train_iters:
+                problem = f"step: {fault.step} is after the last step, {training.train_iters - 1}"
+            elif fault.rank is not None and fault.rank >= ranks:
+                problem = f"rank: {fault.rank} is after the last rank, {ranks - 1}"
+            elif fault.role == "critic" and training.stage != "ray_ppo":
+                problem = f"role: {training.stage} has no critic"
+            if problem is not None:
+                raise ValueError(f"faults.{index}.{problem}: this fault would never act")
         return self

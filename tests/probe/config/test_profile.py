@@ -11,10 +11,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from probe.config import Determinism, Profile, load_profile, profile_schema, to_yaml
+from probe.config import Determinism, Fault, Profile, load_profile, profile_schema, to_yaml
 from probe.config.loading import SHIPPED_PROFILES
 from probe.errors import ConfigError
-from probe.types import STAGES
+from probe.types import ROLES_OF_STAGE, STAGES
 
 SHIPPED = sorted(SHIPPED_PROFILES.glob("*.yaml"))
 
@@ -62,9 +62,42 @@ def test_only_the_integrated_trainer_plants_faults() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_fault_takes_every_stage(stage: str) -> None:
-    fault = {"role": "actor", "module": "model.norm", "stage": stage}
-    assert Profile.model_validate({**integrated(), "faults": [fault]}).faults[0].stage == stage
+def test_a_fault_takes_every_stage_of_its_model(stage: str) -> None:
+    for role in ("actor", "reference", "critic"):
+        fault = {"role": role, "module": "model.norm", "stage": stage}
+        if role in ROLES_OF_STAGE[stage]:
+            assert Fault.model_validate(fault).stage == stage
+        else:
+            with pytest.raises(ValidationError, match=f"stage {stage} runs no {role}: this fault would never act"):
+                Fault.model_validate(fault)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"step": 99}, r"faults\.0\.step: 99 is after the last step, \d+"),
+        ({"rank": 7}, r"faults\.0\.rank: 7 is after the last rank, 0"),
+        ({"role": "critic"}, r"faults\.0\.role: ray_grpo has no critic"),
+        ({"role": "reference", "kind": "gradient_order"}, "the reference has no backward pass"),
+        ({"stage": "actor_compute_log_prob", "kind": "gradient_order"}, "actor_compute_log_prob has no backward pass"),
+    ],
+)
+def test_a_fault_that_would_never_act_is_refused(changes: dict[str, Any], problem: str) -> None:
+    fault = {"role": "actor", "module": "model.norm", **changes}
+    with pytest.raises(ValidationError, match=f"{problem}.*would never act"):
+        Profile.model_validate({**integrated(), "faults": [fault]})
+
+
+def test_a_fault_after_what_is_recorded_is_said() -> None:
+    fault = {"role": "actor", "module": "model.norm", "step": 2}
+    profile = Profile.model_validate({**integrated(), "faults": [fault], "check": {"steps": 2}})
+    assert profile.remarks == ["faults.0.step is 2, the last step that is recorded 1: nobody sees it"]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_number_is_finite(value: float) -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        Profile.model_validate(integrated(actor_config={"lr": value}))
 
 
 def test_determinism_becomes_the_documented_environment() -> None:
