@@ -127,10 +127,13 @@ class TrainingConfig(StrictModel):
 
     @property
     def beyond_the_end(self) -> list[str]:
-        """What is said of ranges of layer dumps that end after the last step or token: a sentence for each key."""
+        """What is said of layer dumps that get less than is asked for: a sentence for each key."""
         section, last = self.msprobe_config, self.megatron_training.train_iters - 1
         tokens = self.generate_config.sampling_config.max_tokens
         said = []
+        if section.critic_train_dump and self.megatron_training.stage != "ray_ppo":
+            stage = self.megatron_training.stage
+            said.append(f"msprobe_config.critic_train_dump is true, but {stage} has no critic: it dumps nothing")
         if section.chosen_stages and section.step_end > last:
             said.append(f"msprobe_config.step_end is {section.step_end}, the last step {last}: layers end there")
         if section.actor_infer_dump and section.token_range_end >= tokens:

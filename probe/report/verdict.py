@@ -18,6 +18,8 @@ from probe.types import Verdict
 
 FORMAT = 1
 """Version of ``verdict.json``."""
+_RANKS_NAMED = 4
+"""Most ranks that the last line names."""
 LISTED = 1000
 """Most entries of one list; the rest is counted."""
 
@@ -155,7 +157,8 @@ def last_line(document: dict[str, Any], report: Path | None) -> str:
         parts.append(document["error"])
     elif first is not None:
         what = cause["name"] or first["name"]
-        parts.append(f"step {first['step']}, {first['stage'] or 'no stage'}, {what} ({cause['kind']})")
+        place = [f"step {first['step']}", *_ranks(first["rank"]), str(first["stage"] or "no stage")]
+        parts.append(f"{', '.join(place)}, {what} ({cause['kind']})")
     elif document["verdict"] == "identical":
         layers = document["layers"]["compared"]
         records = document["key_data"]["compared"]
@@ -166,6 +169,14 @@ def last_line(document: dict[str, Any], report: Path | None) -> str:
     if report is not None:
         parts.append(f"report {report}")
     return " ".join("; ".join(parts).split())
+
+
+def _ranks(ranks: list[int]) -> list[str]:
+    """Which ranks a person is told of: none where there is but the first."""
+    if ranks == [0]:
+        return []
+    named = ", ".join(map(str, ranks[:_RANKS_NAMED])) + ("…" if len(ranks) > _RANKS_NAMED else "")
+    return [f"{'rank' if len(ranks) == 1 else 'ranks'} {named}"]
 
 
 def _first_key_data(first: FirstKeyData | None) -> dict[str, Any] | None:

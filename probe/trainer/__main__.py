@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from probe.config import TrainerRunConfig, load_trainer_config
 from probe.errors import ConfigError, FirstdiffError, UsageError
@@ -22,6 +22,19 @@ class _Parser(argparse.ArgumentParser):
         self.exit(UsageError.exit_code, f"{self.prog}: {message}\n")
 
 
+class _Lines(logging.StreamHandler[TextIO]):
+    """Writes lines to standard output. When nobody reads it any more (``| head``), the training goes on in silence."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """See ``logging.Handler``."""
+        if not isinstance(sys.exc_info()[1], BrokenPipeError):
+            super().handleError(record)
+            return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 def main() -> int:
     """Reads the configuration, sets the environment up, trains. Returns the exit status."""
     parser = _Parser(prog="python -m probe.trainer", description=__doc__)
@@ -33,7 +46,7 @@ def main() -> int:
         restart_with(config.determinism.environment)
         for sentence in config.beyond_the_end if config.msprobe_config.msprobe else ():
             sys.stderr.write(f"{arguments.config}: {sentence}\n")
-        logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
+        logging.basicConfig(handlers=[_Lines(sys.stdout)], format="%(message)s", level=logging.INFO)
         from probe import Probe
         from probe.trainer.loop import train
 

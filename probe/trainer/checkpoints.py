@@ -111,7 +111,8 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(str(folder), _KEY, f"no whole checkpoint of this algorithm ({error!r})") from error
         if ranks != self._ranks.count:
-            raise ConfigError(str(folder), _KEY, f"was saved by {ranks} ranks, this training has {self._ranks.count}")
+            problem = f"was saved by {ranks} {'rank' if ranks == 1 else 'ranks'}, this training has {self._ranks.count}"
+            raise ConfigError(str(folder), _KEY, problem)
         state = self._state()
         try:
             with _alone_is_fine():

@@ -110,7 +110,12 @@ class Trainer:
     def train(self) -> None:
         """Trains until the configured step, or until the probe has what it needs."""
         self._engine.update_weights()
-        for step in range(self._position.step, self._config.megatron_training.train_iters):
+        last = self._config.megatron_training.train_iters
+        if self._position.step >= last and self._ranks.rank == 0:
+            log.warning(
+                "nothing is left to train: %d of %d steps are done in the checkpoint", self._position.step, last
+            )
+        for step in range(self._position.step, last):
             self._progress.step = step
             metrics = self._train_step()
             if self._ranks.rank == 0:

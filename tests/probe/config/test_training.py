@@ -143,6 +143,7 @@ def test_settings_that_do_not_go_together_are_refused(trainer_file: Any, text: s
         ("actor_infer_dump: true, token_range_end: 3", []),
         ("actor_infer_dump: true, token_range_end: 4", ["token_range_end is 4, but at most 4 tokens are generated"]),
         ("reference_dump: true, token_range_end: 4", []),
+        ("critic_train_dump: true", ["critic_train_dump is true, but ray_grpo has no critic"]),
     ],
 )
 def test_ranges_that_end_after_the_last_one_are_said(trainer_file: Any, section: str, said: list[str]) -> None:

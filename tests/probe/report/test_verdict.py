@@ -131,7 +131,7 @@ class TestLastLine:
 
     def test_names_verdict_cause_and_report(self, result: CheckResult) -> None:
         assert self.line(result, Path("checks/x/report.html")) == (
-            "divergent; step 0, reference_compute_log_prob, reference.b.fc1 (module_forward);"
+            "divergent; step 0, ranks 0, 1, reference_compute_log_prob, reference.b.fc1 (module_forward);"
             " report checks/x/report.html"
         )
 
@@ -139,6 +139,14 @@ class TestLastLine:
         first = First(3, None, (0,), 0, "data", "prompts", "prompts", 0)
         checked = CheckResult("divergent", first=first, cause=Cause("data", "prompts", "why"))
         assert self.line(checked) == "divergent; step 3, no stage, prompts (data)"
+
+    @pytest.mark.parametrize(
+        ("ranks", "named"), [((1,), "rank 1, "), ((0, 3), "ranks 0, 3, "), (tuple(range(9)), "ranks 0, 1, 2, 3…, ")]
+    )
+    def test_names_ranks_beside_the_first(self, ranks: tuple[int, ...], named: str) -> None:
+        first = First(3, None, ranks, 0, "data", "prompts", "prompts", 0)
+        checked = CheckResult("divergent", first=first, cause=Cause("data", "prompts", "why"))
+        assert self.line(checked) == f"divergent; step 3, {named}no stage, prompts (data)"
 
     def test_of_equal_runs_counts_what_was_compared(self, make_dump: MakeDump) -> None:
         dumps = [read_dump(make_dump(name, [("loss", 1.0)])) for name in "ab"]

@@ -312,3 +312,20 @@ def test_an_environment_that_names_no_ranks_is_said_in_one_sentence(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (64, False), done.stderr
     assert "WORLD_SIZE=many" in done.stderr
+
+
+def test_a_reader_that_goes_away_leaves_the_training_alone(tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text(trainer_file("msprobe_config: {msprobe: true, key_data_dump: true}"))
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "probe.trainer", "--config", "file.yaml"],
+        cwd=tmp_path,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "msprobe_dump/manifest.json").read_text())["complete"] is True
