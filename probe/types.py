@@ -98,6 +98,8 @@ class RunSpec:
     """The folder that receives the dump; must be empty or absent."""
     key_data: KeyData = "full"
     """``full``: digests, statistics and values; ``digests``: no values; ``off``: nothing."""
+    trace: bool = False
+    """Whether every event is recorded in execution order: modules, gradients, weights, random states, optimizers."""
     configurations: bool = True
     """Whether ``configurations.json`` is written."""
     dump_stages: tuple[str, ...] = ()

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from probe.collect import environment
+from probe.collect.keydata import save
 from probe.collect.ranks import place_of_process, rank_now, unwrapped
-from probe.collect.values import Snapshot, count, host_mask, leaves, named
+from probe.collect.trace import ExecutionTracer, Tracer, Untraced
+from probe.collect.values import count, host_mask, named
 from probe.collect.weights import save_weights
 from probe.errors import DumpError, RecordError, UsageError
 from probe.store import layout
@@ -55,6 +57,7 @@ class Probe:
         self._writer: DumpWriter | None = None
         self._background: Background | None = None
         self._layers: LayerDumper | None = None
+        self._tracer: Tracer = Untraced()
         self._environment_written = False
         self._place: Place | None = None
         self._failed = False
@@ -121,6 +124,22 @@ class Probe:
                 self._models[role] = unwrapped(model)
             else:
                 raise TypeError(f"attach({role}=…): expected a torch.nn.Module, not {type(model).__name__}")
+        if not self._idle:
+            with self._guard():
+                self._tracer.attach(self._models)
+
+    def attach_rng(self, **generators: Any) -> None:
+        """Names random generators of the trainer's own, whose states a trace records at each stage's start.
+
+        Args:
+            generators: Generators of torch, NumPy or ``random``, by name; None takes a name away.
+
+        Raises:
+            TypeError: A value is no such generator.
+        """
+        if not self._idle:
+            for name, generator in generators.items():
+                self._tracer.attach_rng(name, generator)
 
     @contextmanager
     def stage(self, name: str, micro_step: int | None = None, rank: int | None = None) -> Iterator[None]:
@@ -140,10 +159,11 @@ class Probe:
         if self._idle:
             yield
             return
-        place, opened = (name, 0, 0), False
+        place, opened, traced = (name, 0, 0), False, None
         with self._guard():
             place = (name, count("micro_step", micro_step or 0), self._own_rank(self._rank(rank)))
             opened = self._open_window(*place)
+            traced = self._tracer.stage_start(*place)
         self._stages.append(place)
         try:
             with self._layers.paused(name) if self._layers is not None else nullcontext():
@@ -151,9 +171,13 @@ class Probe:
         except BaseException:
             if self._layers is not None and opened:
                 self._layers.abandon()
+            with self._guard(ending=True):
+                self._tracer.stage_end(traced)
             raise
         finally:
             self._stages.pop()
+        with self._guard():
+            self._tracer.stage_end(traced)
         with self._guard():
             if self._layers is not None and opened:
                 self._layers.close()
@@ -182,7 +206,9 @@ class Probe:
         """
         self._not_after_close()
         writer, background = self._writer, self._background
-        if self._idle or writer is None or background is None or self._spec is None or self._spec.key_data == "off":
+        if self._idle or writer is None or background is None or self._spec is None:
+            return
+        if self._spec.key_data == "off" and not self._spec.trace:
             return
         stage, stage_micro_step, stage_rank = self._stages[-1] if self._stages else (None, 0, self._rank(None))
         place = (
@@ -199,10 +225,7 @@ class Probe:
                 kept = None if mask is None else host_mask(mask)
             for tag, value in data.items():
                 layout.check_tag(tag)
-                for path, leaf in leaves(value):
-                    with named(f"{tag}.{path}" if path else tag):
-                        shot = Snapshot.take(leaf, kept)
-                    background.submit(partial(_add, writer, (tag, *place, path, stage), shot), shot.size)
+                save(self._spec, writer, background, self._tracer, (tag, *place), stage, value, kept)
 
     def step(self) -> None:
         """Ends a training step: records the attached models' weights and notes that the step is whole.
@@ -219,11 +242,15 @@ class Probe:
         if not self._idle:
             with self._guard():
                 self._own_process()
+                self._tracer.step(self._step + 1)
                 self._write_environment(self._spec)
                 if self._spec.key_data != "off":
                     save_weights(self._models, self._step, self._rank(None), writer, background)
                 background.submit(partial(writer.finish_step, self._step), 0)
         self._step += 1
+        if self.finished:
+            with self._guard():
+                self._tracer.close()
 
     def close(self, failed: bool = False) -> None:
         """Ends the recording, when everything is written. Called at the interpreter's exit when a trainer does not.
@@ -243,6 +270,7 @@ class Probe:
         whole = False
         try:
             with self._guard(ending=failed):
+                self._tracer.close()
                 self._write_environment(self._spec)
                 background.finish()
                 whole = True
@@ -286,8 +314,12 @@ class Probe:
         self._process = os.getpid()
         self._last_error = getattr(sys, "last_value", None)
         with self._guard():
-            self._writer = DumpWriter(folder, spec.run, spec.key_data == "full", self._place)
+            self._writer = DumpWriter(folder, spec.run, spec.key_data == "full", self._place, spec.trace)
             self._background = Background()
+            if spec.trace:
+                self._tracer = ExecutionTracer(
+                    self._writer, self._background, lambda: self._rank(None), self._raise_guarded
+                )
             first = self._place is None or self._place.rank == 0
             if first and spec.configurations and spec.configuration is not None:
                 write_json(folder / layout.CONFIGURATIONS, spec.configuration)
@@ -371,6 +403,11 @@ class Probe:
             if not told:
                 sys.stderr.write(f"firstdiff: {message}; training goes on\n")
 
+    def _raise_guarded(self, error: Exception) -> None:
+        """Takes an error of the trace, which stops where it happens: in a module's call, or in a backward pass."""
+        with self._guard():
+            raise error
+
     def _note(self, message: str) -> None:
         """Leaves a message that keeps the dump from being taken for a whole one."""
         try:
@@ -380,7 +417,3 @@ class Probe:
                 self._writer.note_error(message)
         except OSError:
             sys.stderr.write(f"firstdiff: {message}; the manifest could not be updated\n")
-
-
-def _add(writer: DumpWriter, place: tuple[str, int, int, int, str, str | None], shot: Snapshot) -> None:
-    writer.add(*place, shot.numbers, shot.dtype, shot.shape, shot.digest, shot.masked)
