@@ -123,6 +123,11 @@ class RunSpec:
     configuration: dict[str, Any] | None = None
     """The resolved configuration, for ``configurations.json``."""
 
+    @property
+    def keeps_data(self) -> bool:
+        """Whether what a trainer saves is recorded, as key data or in a trace."""
+        return self.trace or self.key_data != "off"
+
     def to_json(self) -> str:
         """The spec as one JSON document."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)

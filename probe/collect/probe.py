@@ -17,14 +17,15 @@ import torch
 from probe.collect import environment
 from probe.collect.keydata import save
 from probe.collect.ranks import place_of_process, rank_now, unwrapped
+from probe.collect.spec import spec_from_env
 from probe.collect.trace import ExecutionTracer, Tracer, Untraced
 from probe.collect.values import count, host_mask, named
 from probe.collect.weights import save_weights
-from probe.errors import DumpError, RecordError, UsageError
+from probe.errors import DumpError, RecordError
 from probe.store import layout
 from probe.store.background import Background
 from probe.store.writer import DumpWriter, Place, mark_incomplete, write_json
-from probe.types import ROLES_OF_STAGE, STAGES, RunSpec
+from probe.types import STAGES, RunSpec
 
 if TYPE_CHECKING:
     from probe.collect.layers import LayerDumper
@@ -72,14 +73,7 @@ class Probe:
             UsageError: The spec cannot be read.
             DumpError: The dump folder is not empty or cannot be made.
         """
-        path = os.environ.get("FIRSTDIFF_SPEC")
-        if not path:
-            return cls()
-        try:
-            spec = RunSpec.from_json(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError) as error:
-            raise UsageError(f"FIRSTDIFF_SPEC={path}: not a readable spec ({error})") from error
-        return cls(spec)
+        return cls(spec_from_env())
 
     @property
     def active(self) -> bool:
@@ -103,6 +97,8 @@ class Probe:
         if step < self._step:
             raise RecordError(f"resume({step}): step {self._step} has begun already")
         self._step = step
+        with self._guard():
+            self._tracer.step(step)
 
     def attach(self, **models: torch.nn.Module | None) -> None:
         """Names the models, by role: ``actor``, ``reference``, ``critic``, ``rollout``. May be called again.
@@ -206,20 +202,14 @@ class Probe:
         """
         self._not_after_close()
         writer, background = self._writer, self._background
-        if self._idle or writer is None or background is None or self._spec is None:
-            return
-        if self._spec.key_data == "off" and not self._spec.trace:
+        if self._idle or writer is None or background is None or self._spec is None or not self._spec.keeps_data:
             return
         stage, stage_micro_step, stage_rank = self._stages[-1] if self._stages else (None, 0, self._rank(None))
-        place = (
-            self._step,
-            stage_rank if rank is None else rank,
-            stage_micro_step if micro_step is None else micro_step,
-        )
         with self._guard():
             if not isinstance(data, dict):
                 raise RecordError(f"save takes a dict of tag to value, not {type(data).__name__}")
-            place = (self._step, self._own_rank(place[1]), count("micro_step", place[2]))
+            own_rank = self._own_rank(stage_rank if rank is None else rank)
+            place = (self._step, own_rank, count("micro_step", stage_micro_step if micro_step is None else micro_step))
             self._own_process()
             with named("mask"):
                 kept = None if mask is None else host_mask(mask)
@@ -356,26 +346,15 @@ class Probe:
         """Opens a layer window if the stage is to be dumped and none is open. Returns whether it did."""
         if self._layers is None or not self._layers.wants(stage, self._step):
             return False
-        role = next((role for role in ROLES_OF_STAGE[stage] if role in self._models), None)
-        if role is None:
-            raise UsageError(
-                f"stage {stage} is to be dumped, but no model is attached as {' or '.join(ROLES_OF_STAGE[stage])};"
-                " call probe.attach first"
-            )
-        return self._layers.open(stage, self._step, rank, micro_step, role, self._models[role])
+        return self._layers.open(stage, self._step, rank, micro_step, self._models)
 
     def _own_process(self) -> None:
         if self._process != os.getpid():
             raise RecordError("a forked process cannot record into its parent's dump; save in the parent")
 
     def _write_environment(self, spec: RunSpec) -> None:
-        if self._environment_written:
-            return
-        place = self._place
-        if place is None or place.rank == 0 or place.first_of_host:
-            rank = None if place is None or place.rank == 0 else place.rank
-            path = self._folder / layout.of_rank(layout.ENVIRONMENT, rank)
-            write_json(path, environment.describe(spec.determinism, self._models))
+        if not self._environment_written:
+            environment.write(self._folder, self._place, spec.determinism, self._models)
         self._environment_written = True
 
     @contextmanager
@@ -391,6 +370,7 @@ class Probe:
             told, self._failed = self._failed, True
             message = f"recording stopped at step {self._step}: {error or type(error).__name__}"
             if not told:
+                self._tracer.abandon()
                 self._note(message)
             if not isinstance(error, Exception):  # an interruption: what was to be recorded may be lost
                 raise

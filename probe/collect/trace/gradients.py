@@ -95,7 +95,9 @@ class Gradients:
         def collected(leaf: torch.Tensor) -> None:
             called = name or self._called(leaf)
             if self.on and called is not None:
-                self._emit("param_grad", called, None, [("", leaf.grad)])
+                # FSDP2 calls this for a shard too, once its gradient is reduced
+                reduced = "reduced" if self._registry.sharded and hasattr(leaf, "to_local") else None
+                self._emit("param_grad", called, None, [("", leaf.grad)], note=reduced)
 
         handle = parameter.register_post_accumulate_grad_hook(collected)
         self._parameters[id(parameter)] = (weakref.ref(parameter), handle)
@@ -207,12 +209,12 @@ class Gradients:
 
         node.register_hook(hook)
 
-    def _emit(self, kind: str, name: str, call: int | None, leaves: list[tuple[str, Any]]) -> None:
+    def _emit(self, kind: str, name: str, call: int | None, leaves: list[Leaf], **more: Any) -> None:
         if not self.on:
             return
         try:
             items = self._recorder.items(name, [leaf for leaf in leaves if leaf[1] is not None])
-            self._recorder.emit(kind, name, call, items)
+            self._recorder.emit(kind, name, call, items, **more)
         except Exception as error:  # noqa: BLE001  (the probe says what becomes of it)
             self._stop(error)
 

@@ -5,6 +5,8 @@ Everything here only reads, and was the same from torch 2.7 to 2.13.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,9 +27,8 @@ def next_sequence_number() -> int:
     return int(torch._C._autograd._get_sequence_nr())  # noqa: SLF001
 
 
-def sequence_number(node: Node) -> int:
-    """When a node was made, in the order of its thread's nodes; from ``NO_SEQUENCE`` on for leaves."""
-    return int(node._sequence_nr())  # noqa: SLF001
+sequence_number: Callable[[Node], int] = operator.methodcaller("_sequence_nr")
+"""When a node was made, in the order of its thread's nodes; from ``NO_SEQUENCE`` on for leaves."""
 
 
 def view_base(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -74,6 +74,8 @@ class Registry:
     """By id; the module is held, so that no other gets its id."""
     parameters: dict[int, NamedParameter] = field(default_factory=dict)
     """By id, as above."""
+    sharded: bool = False
+    """Whether any module sees whole weights only while it runs."""
 
     def renew(self, models: Mapping[str, torch.nn.Module]) -> None:
         """Reads the names anew.
@@ -91,6 +93,7 @@ class Registry:
             for name, parameter in model.named_parameters():
                 parameters.setdefault(id(parameter), NamedParameter(parameter, {})).names.setdefault(role, name)
         self.modules, self.parameters = modules, parameters
+        self.sharded = any(named.sharded for named in modules.values())
 
     def module(self, module: torch.nn.Module) -> NamedModule | None:
         """What a module is called; None when it is not attached."""

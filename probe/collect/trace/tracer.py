@@ -48,6 +48,10 @@ class Tracer(Protocol):
         """A training step has ended; what comes now belongs to the following one."""
         ...
 
+    def abandon(self) -> None:
+        """Takes everything away from the trainer; nothing more is recorded."""
+        ...
+
     def close(self) -> None:
         """Takes everything away from the trainer, and hands the last events on."""
         ...
@@ -72,6 +76,9 @@ class Untraced:
         """See ``Tracer``."""
 
     def step(self, following: int) -> None:
+        """See ``Tracer``."""
+
+    def abandon(self) -> None:
         """See ``Tracer``."""
 
     def close(self) -> None:
@@ -104,8 +111,8 @@ class ExecutionTracer:
         self._models: Mapping[str, torch.nn.Module] = {}
         self._generators: dict[str, Any] = {}
         self._closed = False
-        restore = weakref.WeakMethod(self._restore)
-        os.register_at_fork(after_in_child=lambda: _call(restore))
+        abandon = weakref.WeakMethod(self.abandon)
+        os.register_at_fork(after_in_child=lambda: _call(abandon))
 
     def attach(self, models: Mapping[str, torch.nn.Module]) -> None:
         """See ``Tracer``."""
@@ -151,10 +158,11 @@ class ExecutionTracer:
     def close(self) -> None:
         """See ``Tracer``."""
         if not self._closed:
-            self._restore()
+            self.abandon()
             self._recorder.flush()
 
-    def _restore(self) -> None:
+    def abandon(self) -> None:
+        """See ``Tracer``."""
         if self._closed:
             return
         self._closed = True
@@ -163,7 +171,7 @@ class ExecutionTracer:
         self._optimizers.restore()
 
     def _stop(self, error: Exception) -> None:
-        self._restore()
+        self.abandon()
         self._guard(error)
 
     def _renew(self) -> None:

@@ -705,6 +705,17 @@ def test_after_the_last_step_the_model_is_as_it_was(record):
     model(torch.ones(1, 1))
 
 
+def test_after_a_resume_the_events_are_of_the_step_that_goes_on(trace):
+    def code(probe: Probe) -> None:
+        probe.resume(3)
+        with probe.stage("actor_update"):
+            pass
+        probe.step()
+        probe.save({"rewards": 1})
+
+    assert [e["step"] for e in trace(code)] == [3] * 5 + [4]
+
+
 def test_what_is_no_generator_is_refused(record):
     with pytest.raises(TypeError, match="generator"):
         record(trace=True).probe.attach_rng(mine=3)
@@ -722,6 +733,7 @@ def test_an_error_of_the_trace_stops_it_and_the_dump_is_not_whole(record, on_err
     else:
         assert model(torch.ones(1, 1)).shape == (1, 1)
         assert model(torch.ones(1, 1)).shape == (1, 1)
+    assert not hasattr(torch.nn.Linear.forward, "__wrapped__"), "all is put back at once"
     recording.probe.close()
     manifest = json.loads((recording.folder / "manifest.json").read_text())
     assert not manifest["complete"] and "broken" in manifest["errors"][0]

@@ -23,6 +23,8 @@ from probe.types import RunSpec
 
 STEPS = 20
 
+slow = pytest.mark.slow
+
 Train = Callable[[Probe], Any]
 
 
@@ -151,7 +153,7 @@ class Net(torch.nn.Module):
         return result
 
 
-@pytest.mark.parametrize("recompute", ["none", "reentrant", "not reentrant"])
+@pytest.mark.parametrize("recompute", ["none", pytest.param("reentrant", marks=slow), "not reentrant"])
 def test_fan_out_views_in_place_shared_and_recomputed_modules(traced, recompute):
     def run(probe: Probe) -> Any:
         seeded()
@@ -163,6 +165,7 @@ def test_fan_out_views_in_place_shared_and_recomputed_modules(traced, recompute)
     assert (b'"recomputed":true' in found) == (recompute != "none")
 
 
+@slow
 def test_the_stock_transformer_encoder(traced):
     def run(probe: Probe) -> Any:
         seeded()
@@ -197,7 +200,10 @@ def qwen2(recompute: bool = False, attention: str = "eager") -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
-@pytest.mark.parametrize(("recompute", "lora"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("recompute", "lora"),
+    [(True, True), *(pytest.param(*one, marks=slow) for one in ((False, False), (True, False), (False, True)))],
+)
 def test_qwen2_with_recomputation_and_adapters(traced, recompute, lora):
     def run(probe: Probe) -> Any:
         seeded()
@@ -237,7 +243,7 @@ def two_ranks(folder: Path, kind: str, trace: str) -> list[Any]:
     return [torch.load(folder / f"{kind}-{trace}.rank{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fsdp2-checkpoint"])
 def test_two_ranks(tmp_path, kind):
     plain = two_ranks(tmp_path, kind, "none")
