@@ -102,6 +102,8 @@ class RunSpec:
     """The folder that receives the dump; must be empty or absent."""
     key_data: KeyData = "full"
     """``full``: digests, statistics and values; ``digests``: no values; ``off``: nothing."""
+    trace: bool = False
+    """Whether every event is recorded in execution order: modules, gradients, weights, random states, optimizers."""
     configurations: bool = True
     """Whether ``configurations.json`` is written."""
     dump_stages: tuple[str, ...] = ()
@@ -124,6 +126,11 @@ class RunSpec:
     """The determinism settings that were asked for, for ``environment.json``."""
     configuration: dict[str, Any] | None = None
     """The resolved configuration, for ``configurations.json``."""
+
+    @property
+    def keeps_data(self) -> bool:
+        """Whether what a trainer saves is recorded, as key data or in a trace."""
+        return self.trace or self.key_data != "off"
 
     def to_json(self) -> str:
         """The spec as one JSON document."""

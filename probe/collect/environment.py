@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from probe.store import layout
 from probe.store.digest import digest
+from probe.store.writer import DumpWriter, Place
 
 VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -55,6 +57,22 @@ def describe(requested: dict[str, Any], models: Mapping[str, torch.nn.Module] | 
         "models": {role: describe_model(model) for role, model in (models or {}).items()},
         "determinism": {"requested": requested, "in_effect": in_effect()},
     }
+
+
+def write(
+    writer: DumpWriter, place: Place | None, requested: dict[str, Any], models: Mapping[str, torch.nn.Module]
+) -> None:
+    """Writes ``environment.json``; of several processes, the first of each host writes one.
+
+    Args:
+        writer: Writes the dump.
+        place: This process among several; None where it is the only one.
+        requested: See ``describe``.
+        models: See ``describe``.
+    """
+    if place is None or place.rank == 0 or place.first_of_host:
+        rank = None if place is None or place.rank == 0 else place.rank
+        writer.write_file(layout.of_rank(layout.ENVIRONMENT, rank), describe(requested, models))
 
 
 def versions() -> dict[str, str | None]:

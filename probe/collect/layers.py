@@ -16,7 +16,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import torch
 from probe.errors import DumpError, UsageError
 from probe.store import layout
 from probe.store.writer import write_json
-from probe.types import RunSpec
+from probe.types import ROLES_OF_STAGE, RunSpec
 
 _MSPROBE_TAKES = re.compile(r"[a-zA-Z0-9_.:/-]+")
 """Paths that msprobe writes to (its ``FileCheckConst.FILE_VALID_PATTERN``)."""
@@ -69,10 +69,21 @@ class LayerDumper:
         """Whether a stage is dumped at a step."""
         return stage in self._spec.dump_stages and self._spec.step_start <= step <= self._spec.step_end
 
-    def open(self, stage: str, step: int, rank: int, micro_step: int, role: str, model: torch.nn.Module) -> bool:
-        """Opens a window: from here on the model's modules are dumped. False when one is open already."""
+    def open(self, stage: str, step: int, rank: int, micro_step: int, models: Mapping[str, torch.nn.Module]) -> bool:
+        """Opens a window: from here on the modules of the stage's model are dumped. False when one is open already.
+
+        Raises:
+            UsageError: No such model is attached.
+        """
+        role = next((role for role in ROLES_OF_STAGE[stage] if role in models), None)
+        if role is None:
+            raise UsageError(
+                f"stage {stage} is to be dumped, but no model is attached as {' or '.join(ROLES_OF_STAGE[stage])};"
+                " call probe.attach first"
+            )
         if self._window is not None:
             return False
+        model = models[role]
         self._window = {"stage": stage, "step": step, "rank": rank, "micro_step": micro_step, "role": role}
         self._service.first_start = True  # otherwise the rank of the first window stays
         self._service.config.dump_path = str(self._scratch)

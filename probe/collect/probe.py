@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from probe.collect import environment
+from probe.collect.keydata import save
 from probe.collect.ranks import place_of_process, rank_now, unwrapped
+from probe.collect.spec import spec_from_env
 from probe.collect.stacks import show_stacks_on_signal
-from probe.collect.values import Snapshot, count, host_mask, leaves, named
+from probe.collect.trace import ExecutionTracer, Tracer, Untraced
+from probe.collect.values import count, host_mask, named
 from probe.collect.weights import save_weights
-from probe.errors import DumpError, RecordError, UsageError
+from probe.errors import DumpError, RecordError
 from probe.store import layout
 from probe.store.background import Background
 from probe.store.writer import DumpWriter, Place, mark_incomplete
-from probe.types import ROLES_OF_STAGE, STAGES, RunSpec
+from probe.types import STAGES, RunSpec
 
 if TYPE_CHECKING:
     from probe.collect.layers import LayerDumper
@@ -56,6 +59,7 @@ class Probe:
         self._writer: DumpWriter | None = None
         self._background: Background | None = None
         self._layers: LayerDumper | None = None
+        self._tracer: Tracer = Untraced()
         self._environment_written = False
         self._place: Place | None = None
         self._failed = False
@@ -70,14 +74,9 @@ class Probe:
             UsageError: The spec cannot be read.
             DumpError: The dump folder is not empty or cannot be made.
         """
-        path = os.environ.get("FIRSTDIFF_SPEC")
-        if not path:
-            return cls()
-        try:
-            spec = RunSpec.from_json(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError) as error:
-            raise UsageError(f"FIRSTDIFF_SPEC={path}: not a readable spec ({error})") from error
-        show_stacks_on_signal()
+        spec = spec_from_env()
+        if spec is not None:
+            show_stacks_on_signal()
         return cls(spec)
 
     @property
@@ -102,6 +101,8 @@ class Probe:
         if step < self._step:
             raise RecordError(f"resume({step}): step {self._step} has begun already")
         self._step = step
+        with self._guard():
+            self._tracer.step(step)
 
     def attach(self, **models: torch.nn.Module | None) -> None:
         """Names the models, by role: ``actor``, ``reference``, ``critic``, ``rollout``. May be called again.
@@ -123,6 +124,22 @@ class Probe:
                 self._models[role] = unwrapped(model)
             else:
                 raise TypeError(f"attach({role}=…): expected a torch.nn.Module, not {type(model).__name__}")
+        if not self._idle:
+            with self._guard():
+                self._tracer.attach(self._models)
+
+    def attach_rng(self, **generators: Any) -> None:
+        """Names random generators of the trainer's own, whose states a trace records at each stage's start.
+
+        Args:
+            generators: Generators of torch, NumPy or ``random``, by name; None takes a name away.
+
+        Raises:
+            TypeError: A value is no such generator.
+        """
+        if not self._idle:
+            for name, generator in generators.items():
+                self._tracer.attach_rng(name, generator)
 
     @contextmanager
     def stage(self, name: str, micro_step: int | None = None, rank: int | None = None) -> Iterator[None]:
@@ -142,10 +159,11 @@ class Probe:
         if self._idle:
             yield
             return
-        place, opened = (name, 0, 0), False
+        place, opened, traced = (name, 0, 0), False, None
         with self._guard():
             place = (name, count("micro_step", micro_step or 0), self._own_rank(self._rank(rank)))
             opened = self._open_window(*place)
+            traced = self._tracer.stage_start(*place)
         self._stages.append(place)
         try:
             with self._layers.paused(name) if self._layers is not None else nullcontext():
@@ -153,9 +171,13 @@ class Probe:
         except BaseException:
             if self._layers is not None and opened:
                 self._layers.abandon()
+            with self._guard(ending=True):
+                self._tracer.stage_end(traced)
             raise
         finally:
             self._stages.pop()
+        with self._guard():
+            self._tracer.stage_end(traced)
         with self._guard():
             if self._layers is not None and opened:
                 self._layers.close()
@@ -184,27 +206,20 @@ class Probe:
         """
         self._not_after_close()
         writer, background = self._writer, self._background
-        if self._idle or writer is None or background is None or self._spec is None or self._spec.key_data == "off":
+        if self._idle or writer is None or background is None or self._spec is None or not self._spec.keeps_data:
             return
         stage, stage_micro_step, stage_rank = self._stages[-1] if self._stages else (None, 0, self._rank(None))
-        place = (
-            self._step,
-            stage_rank if rank is None else rank,
-            stage_micro_step if micro_step is None else micro_step,
-        )
         with self._guard():
             if not isinstance(data, dict):
                 raise RecordError(f"save takes a dict of tag to value, not {type(data).__name__}")
-            place = (self._step, self._own_rank(place[1]), count("micro_step", place[2]))
+            own_rank = self._own_rank(stage_rank if rank is None else rank)
+            place = (self._step, own_rank, count("micro_step", stage_micro_step if micro_step is None else micro_step))
             self._own_process()
             with named("mask"):
                 kept = None if mask is None else host_mask(mask)
             for tag, value in data.items():
                 layout.check_tag(tag)
-                for path, leaf in leaves(value):
-                    with named(f"{tag}.{path}" if path else tag):
-                        shot = Snapshot.take(leaf, kept)
-                    background.submit(partial(_add, writer, (tag, *place, path, stage), shot), shot.size)
+                save(self._spec, writer, background, self._tracer, (tag, *place), stage, value, kept)
 
     def step(self) -> None:
         """Ends a training step: records the attached models' weights and notes that the step is whole.
@@ -221,11 +236,15 @@ class Probe:
         if not self._idle:
             with self._guard():
                 self._own_process()
+                self._tracer.step(self._step + 1)
                 self._write_environment(self._spec)
                 if self._spec.key_data != "off":
                     save_weights(self._models, self._step, self._rank(None), writer, background)
                 background.submit(partial(writer.finish_step, self._step), 0)
         self._step += 1
+        if self.finished:
+            with self._guard():
+                self._tracer.close()
 
     def close(self, failed: bool = False) -> None:
         """Ends the recording, when everything is written. Called at the interpreter's exit when a trainer does not.
@@ -245,6 +264,7 @@ class Probe:
         whole = False
         try:
             with self._guard(ending=failed):
+                self._tracer.close()
                 self._write_environment(self._spec)
                 background.finish()
                 whole = True
@@ -288,8 +308,12 @@ class Probe:
         self._process = os.getpid()
         self._last_error = getattr(sys, "last_value", None)
         with self._guard():
-            self._writer = DumpWriter(folder, spec.run, spec.key_data == "full", self._place)
+            self._writer = DumpWriter(folder, spec.run, spec.key_data == "full", self._place, spec.trace)
             self._background = Background()
+            if spec.trace:
+                self._tracer = ExecutionTracer(
+                    self._writer, self._background, lambda: self._rank(None), self._raise_guarded
+                )
             first = self._place is None or self._place.rank == 0
             if first and spec.configurations and spec.configuration is not None:
                 self._writer.write_file(layout.CONFIGURATIONS, spec.configuration)
@@ -326,26 +350,15 @@ class Probe:
         """Opens a layer window if the stage is to be dumped and none is open. Returns whether it did."""
         if self._layers is None or not self._layers.wants(stage, self._step):
             return False
-        role = next((role for role in ROLES_OF_STAGE[stage] if role in self._models), None)
-        if role is None:
-            raise UsageError(
-                f"stage {stage} is to be dumped, but no model is attached as {' or '.join(ROLES_OF_STAGE[stage])};"
-                " call probe.attach first"
-            )
-        return self._layers.open(stage, self._step, rank, micro_step, role, self._models[role])
+        return self._layers.open(stage, self._step, rank, micro_step, self._models)
 
     def _own_process(self) -> None:
         if self._process != os.getpid():
             raise RecordError("a forked process cannot record into its parent's dump; save in the parent")
 
     def _write_environment(self, spec: RunSpec) -> None:
-        if self._environment_written or self._writer is None:
-            return
-        place = self._place
-        if place is None or place.rank == 0 or place.first_of_host:
-            rank = None if place is None or place.rank == 0 else place.rank
-            name = layout.of_rank(layout.ENVIRONMENT, rank)
-            self._writer.write_file(name, environment.describe(spec.determinism, self._models))
+        if not self._environment_written and self._writer is not None:
+            environment.write(self._writer, self._place, spec.determinism, self._models)
         self._environment_written = True
 
     @contextmanager
@@ -361,6 +374,7 @@ class Probe:
             told, self._failed = self._failed, True
             message = f"recording stopped at step {self._step}: {error or type(error).__name__}"
             if not told:
+                self._tracer.abandon()
                 self._note(message)
             if not isinstance(error, Exception):  # an interruption: what was to be recorded may be lost
                 raise
@@ -373,6 +387,11 @@ class Probe:
             if not told:
                 sys.stderr.write(f"firstdiff: {message}; training goes on\n")
 
+    def _raise_guarded(self, error: Exception) -> None:
+        """Takes an error of the trace, which stops where it happens: in a module's call, or in a backward pass."""
+        with self._guard():
+            raise error
+
     def _note(self, message: str) -> None:
         """Leaves a message that keeps the dump from being taken for a whole one."""
         try:
@@ -382,7 +401,3 @@ class Probe:
                 self._writer.note_error(message)
         except OSError:
             sys.stderr.write(f"firstdiff: {message}; the manifest could not be updated\n")
-
-
-def _add(writer: DumpWriter, place: tuple[str, int, int, int, str, str | None], shot: Snapshot) -> None:
-    writer.add(*place, shot.numbers, shot.dtype, shot.shape, shot.digest, shot.masked)

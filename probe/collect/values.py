@@ -238,7 +238,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if path.count(".") > _DEEPEST:
         raise RecordError("it is nested too deeply, or in itself")
     if isinstance(value, Mapping):
-        children = [(_escaped(key), child) for key, child in value.items()]
+        children = [(escaped(key), child) for key, child in value.items()]
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         children = [(str(index), child) for index, child in enumerate(value)]
     else:
@@ -250,12 +250,17 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(child, f"{path}.{name}" if path else name)
 
 
-def _escaped(key: object) -> str:
-    """A key whose own dots are not taken for levels, and that is not taken for an index or for no level at all."""
+def escaped(key: object) -> str:
+    r"""A key whose own dots are not taken for levels, and that is not taken for an index or for no level at all.
+
+    Example:
+        >>> escaped("a.b"), escaped("a"), escaped(3)
+        ('a\\.b', 'a', '(int)\\3')
+    """
     if not isinstance(key, str):
-        return f"({type(key).__name__}){_escaped(str(key))}"
-    escaped = key.replace("\\", "\\\\").replace(".", "\\.")
-    return f"\\{escaped}" if not key or key.isdigit() or key.startswith("(") else escaped
+        return f"({type(key).__name__}){escaped(str(key))}"
+    name = key.replace("\\", "\\\\").replace(".", "\\.")
+    return f"\\{name}" if not key or key.isdigit() or key.startswith("(") else name
 
 
 @contextmanager

@@ -179,6 +179,9 @@ class Record(StrictModel):
     key_data: Literal["full", "digests", "off"] = "full"
     """``full`` keeps values, ``digests`` only their digests and statistics (the verdict is the same), ``off``
     nothing."""
+    trace: bool = False
+    """Whether each rank's events are recorded in execution order: modules entered and left, gradients, weights and
+    buffers, random states, optimizer steps, saved data. Two equal runs have equal traces, byte for byte."""
     layers: Layers = Field(default_factory=Layers)
     """How the layers of the culprit stage are dumped."""
     on_error: Literal["raise", "continue"] = "raise"

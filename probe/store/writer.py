@@ -10,7 +10,7 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from probe.errors import RecordError
 from probe.store import layout
 from probe.store.digest import ALGORITHM, Hasher, hasher
 from probe.store.index import index_line
+from probe.store.trace import Event, TraceWriter
 from probe.types import Record
 
 Array = npt.NDArray[Any]
@@ -175,9 +176,12 @@ class DumpWriter:
         run: Name of the run, for the manifest.
         keep_values: Whether ``.npy`` files are written.
         place: The process's own place, where several record one run.
+        trace: Whether events are written too.
     """
 
-    def __init__(self, folder: Path, run: str, keep_values: bool, place: Place | None = None) -> None:
+    def __init__(
+        self, folder: Path, run: str, keep_values: bool, place: Place | None = None, trace: bool = False
+    ) -> None:
         self._folder = folder
         self._place = place
         rank = None if place is None else place.rank
@@ -207,6 +211,7 @@ class DumpWriter:
             **({} if place is None else {"rank": place.rank, "world_size": place.world_size, "launch": place.launch}),
         }
         (folder / layout.INDEX).mkdir(exist_ok=True)
+        self._trace = TraceWriter(folder, exclusive=place is not None) if trace else None
         self._reserve.write_bytes(bytes(RESERVE_BYTES))
         self._update()
 
@@ -276,8 +281,24 @@ class DumpWriter:
         for path, dtype, shape, value in entries:
             self.add(tag, step, rank, 0, path, None, None, dtype, shape, value)
 
+    def add_events(self, rank: int, events: list[Event], algorithms: Iterable[str]) -> None:
+        """Adds events to a rank's trace, in execution order.
+
+        Args:
+            rank: Whose they are.
+            events: All of their keys but the position.
+            algorithms: Those of the digests in them.
+        """
+        assert self._trace is not None
+        if events and self._place is not None and rank != self._place.rank:
+            raise RecordError(f"an event of rank {rank} in the process of rank {self._place.rank}: each traces its own")
+        for event in events:
+            self._trace.append(rank, event, algorithms)
+
     def finish_step(self, step: int) -> None:
         """Notes that a step is whole: nothing can be added to it any more."""
+        if self._trace is not None:
+            self._trace.flush()
         self._numbers.clear()
         self._calls.clear()
         self._update(steps_finished=step + 1, **self._counted())
@@ -302,7 +323,16 @@ class DumpWriter:
 
         Args:
             complete: Whether the trainer ended as it should.
+
+        Raises:
+            OSError: The disk is full.
         """
+        if self._trace is not None:
+            try:
+                if not self._manifest["errors"]:  # after one, a file may end inside a line
+                    self._trace.flush()
+            finally:
+                self._trace.close()
         for file in self._indexes.values():
             file.close()
         self._reserve.unlink(missing_ok=True)
@@ -347,6 +377,7 @@ class DumpWriter:
         """What the manifest says of the indexes: they can be checked, and compared, without being parsed."""
         ranks = sorted(self._counts)
         return {
+            **({} if self._trace is None else {"traces": self._trace.described}),
             "records": {str(rank): self._counts[rank] for rank in ranks},
             "index_digests": {str(rank): self._hashers[rank].hexdigest() for rank in ranks},
         }

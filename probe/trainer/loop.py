@@ -106,6 +106,7 @@ class Trainer:
             self._position = self._checkpoints.load(training.load)
         probe.resume(self._position.step)
         probe.attach(**present)
+        probe.attach_rng(sampling=self._random.sampling, shuffling=self._random.shuffling)
 
     def train(self) -> None:
         """Trains until the configured step, or until the probe has what it needs."""

@@ -30,6 +30,7 @@ from probe.types import RunSpec
 
 STEPS = 20
 KEY_DATA = ["full", "digests", "off"]
+TRACED = ["traced", "traced again"]
 
 Opened = Callable[[str], Probe]
 
@@ -42,11 +43,12 @@ def global_state(torch_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opened]:
-    """Opens a probe that keeps as much as is said; ``none`` is inert."""
+    """Opens a probe that keeps as much as is said; ``none`` is inert, ``traced`` records every event too."""
     made: list[Probe] = []
 
     def make(key_data: Any) -> Probe:
-        spec = None if key_data == "none" else RunSpec(run="a", dump_path=str(tmp_path / key_data), key_data=key_data)
+        what = {"key_data": "digests", "trace": True} if key_data in TRACED else {"key_data": key_data}
+        spec = None if key_data == "none" else RunSpec(run="a", dump_path=str(tmp_path / key_data), **what)
         made.append(Probe(spec))
         return made[-1]
 
@@ -121,11 +123,11 @@ def grpo(probe: Probe) -> dict[str, Any]:
     }
 
 
-def test_a_grpo_run_with_the_probe_is_the_one_without(opened: Opened) -> None:
+def test_a_grpo_run_with_the_probe_is_the_one_without(opened: Opened, tmp_path: Path) -> None:
     plain = grpo(opened("none"))
     assert len(plain["gradients"]) == STEPS
     assert plain["gradients"][0] != plain["gradients"][1]
-    for key_data in KEY_DATA:
+    for key_data in [*KEY_DATA, *TRACED]:
         probe = opened(key_data)
         recorded = grpo(probe)
         assert [name for name in plain if recorded[name] != plain[name]] == []
@@ -134,6 +136,7 @@ def test_a_grpo_run_with_the_probe_is_the_one_without(opened: Opened) -> None:
         assert (dump.complete, dump.steps_finished) == (True, STEPS)
         tags = {record.tag for record in dump.records.get(0, [])}
         assert {"prompts", "responses", "log_prob", "weights"} <= tags if key_data != "off" else not tags
+    _assert_equal_traces(tmp_path, steps=STEPS)
 
 
 # ---- a trainer of somebody else's ----
@@ -220,10 +223,10 @@ def plain_loop(probe: Probe) -> dict[str, Any]:
     }
 
 
-def test_any_run_with_the_probe_is_the_one_without(opened: Opened) -> None:
+def test_any_run_with_the_probe_is_the_one_without(opened: Opened, tmp_path: Path) -> None:
     plain = plain_loop(opened("none"))
     assert len({str(each) for each in plain["gradients"]}) == STEPS
-    for key_data in KEY_DATA:
+    for key_data in [*KEY_DATA, *TRACED]:
         probe = opened(key_data)
         recorded = plain_loop(probe)
         assert [name for name in plain if recorded[name] != plain[name]] == []
@@ -232,6 +235,13 @@ def test_any_run_with_the_probe_is_the_one_without(opened: Opened) -> None:
         assert (dump.complete, dump.steps_finished) == (True, STEPS)
         if key_data != "off":
             assert len(dump.records[0]) > STEPS * 30
+    _assert_equal_traces(tmp_path, steps=STEPS)
+
+
+def _assert_equal_traces(folder: Path, steps: int) -> None:
+    one, other = ((folder / name / "trace/rank0.jsonl").read_bytes() for name in TRACED)
+    assert one == other
+    assert one.count(b'"name":"actor:weights"') == steps
 
 
 def test_a_random_state_that_moved_or_one_other_bit_would_be_seen() -> None:

@@ -1,0 +1,69 @@
+"""What the trace needs of torch beyond its public interface, contained in this module.
+
+Everything here only reads, and was the same from torch 2.7 to 2.13.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+
+NO_SEQUENCE = 1 << 62
+"""Numbers from here on are those of nodes that accumulate into a leaf; they have no place in the order of creation."""
+
+
+def graph_task_running() -> bool:
+    """Whether the autograd engine is at work in this thread: what runs now, runs in a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001
+
+
+def next_sequence_number() -> int:
+    """The number that the next node of the autograd graph gets in this thread."""
+    return int(torch._C._autograd._get_sequence_nr())  # noqa: SLF001
+
+
+sequence_number: Callable[[Node], int] = operator.methodcaller("_sequence_nr")
+"""When a node was made, in the order of its thread's nodes; from ``NO_SEQUENCE`` on for leaves."""
+
+
+def view_base(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor of which this one is a view; None where it is none."""
+    return tensor._base if tensor._is_view() else None  # noqa: SLF001
+
+
+def changed_in_place(base: torch.Tensor | None) -> bool:
+    """Whether a base was changed through one of its views: those may have nodes that are made when they are asked for.
+
+    Asking would make them earlier than the training does, which may change the order in which gradients are summed.
+    """
+    return base is not None and type(base.grad_fn).__name__ == "CopySlices"
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place, as far as torch knows; -1 where it does not count."""
+    return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """No dispatch mode of the trainer sees what runs inside."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    context: AbstractContextManager[Any] = _disable_current_modes()
+    return context
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether ``torch.compile`` or ``torch.jit`` runs a module: its inside cannot be seen."""
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    compiled = getattr(module, "_compiled_call_impl", None) is not None
+    return compiled or not kinds.isdisjoint({"OptimizedModule", "ScriptModule"})
+
+
+def is_sharded(module: torch.nn.Module) -> bool:
+    """Whether FSDP2 shards a module: it sees whole weights only while it runs."""
+    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)

@@ -1,0 +1,223 @@
+"""Modules entered and left: ``forward`` of their classes is replaced, and put back when the probe closes.
+
+On the class, ``module.forward(…)`` is seen too, pickling and copying work, and signatures stay.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from probe.collect.trace.events import Place, Recorder
+from probe.collect.trace.gradients import Edges, Gradients
+from probe.collect.trace.internals import graph_task_running, is_compiled
+from probe.collect.trace.items import Leaves
+from probe.collect.trace.registry import NamedModule, Registry
+
+Stop = Callable[[Exception], None]
+"""What is done with an error of the trace: raised to the trainer, or told and no more recorded."""
+
+
+@dataclass
+class Frame:
+    """A call of a module that has not ended.
+
+    Example:
+        >>> Frame("actor.head", 0, None, Place(None, 0, 0, 0)).objects
+        []
+    """
+
+    name: str
+    call: int
+    recomputed: bool | None
+    place: Place
+    objects: list[Any] = field(default_factory=list)
+    """Caches and the like that the module got, which the calls inside it get too."""
+    edges: Edges | None = None
+    """Where its inputs come from in the autograd graph; None while no graph is made."""
+
+
+class Modules:
+    """Watches the modules of a registry.
+
+    Args:
+        recorder: Takes the events.
+        registry: Says which modules, and what they are called.
+        gradients: Watches the gradients of what modules return.
+        first_use: Called with the role when a module is entered, before anything is recorded of it.
+        stop: Takes errors.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        registry: Registry,
+        gradients: Gradients,
+        first_use: Callable[[str], None],
+        stop: Stop,
+    ) -> None:
+        self.on = True
+        self._recorder = recorder
+        self._registry = registry
+        self._gradients = gradients
+        self._first_use = first_use
+        self._stop = stop
+        self._frames = threading.local()
+        self._patched: dict[type, tuple[Any, Any]] = {}
+        self._told: set[str] = set()
+
+    def watch(self) -> None:
+        """Replaces ``forward`` of classes that were not seen yet, and says which modules cannot be watched."""
+        for named in self._registry.modules.values():
+            kind = type(named.module)
+            if is_compiled(named.module):
+                self._tell(named, "torch.compile or torch.jit runs it; its inside cannot be seen")
+            elif "forward" in named.module.__dict__:
+                self._tell(named, "its own forward takes the place of its class's")
+            elif kind not in self._patched and not self._patch(kind):
+                self._tell(named, "its forward is no function")
+
+    def restore(self) -> None:
+        """Puts every ``forward`` back. One that something else has replaced since stays, and records no more."""
+        self.on = False
+        for kind, (own, ours) in self._patched.items():
+            if kind.__dict__.get("forward") is not ours:
+                continue
+            if own is None:
+                delattr(kind, "forward")
+            else:
+                kind.forward = own  # type: ignore[attr-defined]
+        self._patched.clear()
+
+    def _tell(self, named: NamedModule, why: str) -> None:
+        name = named.in_stage(None)[1]
+        if name not in self._told:
+            self._told.add(name)
+            self._recorder.emit("not_observed", name, None, [], note=why, module=type(named.module).__name__)
+
+    def _patch(self, kind: type) -> bool:
+        """Replaces a class's forward; False where that cannot be done."""
+        own = kind.__dict__.get("forward")
+        seen = getattr(kind, "forward", None)
+        if seen is torch.nn.Module.forward or seen is None:
+            return True  # a container that nobody calls
+        if not isinstance(seen, FunctionType) or not (own is None or isinstance(own, FunctionType)):
+            return False
+        run = own if own is not None else _inherited(kind)
+        watching, registry = self, self._registry
+
+        @functools.wraps(seen)
+        def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not watching.on or type(module) is not kind:
+                return run(module, *args, **kwargs)  # of a subclass, its own forward is watched
+            named = registry.module(module)
+            if named is None:
+                return run(module, *args, **kwargs)
+            frame = watching.enter(named, args, kwargs)
+            if frame is None:
+                return run(module, *args, **kwargs)
+            try:
+                result = run(module, *args, **kwargs)
+            except BaseException as error:
+                watching.fail(frame, error)
+                raise
+            watching.leave(frame, result)
+            return result
+
+        kind.forward = forward  # type: ignore[attr-defined]
+        self._patched[kind] = (own, forward)
+        return True
+
+    @property
+    def _stack(self) -> list[Frame]:
+        if not hasattr(self._frames, "stack"):
+            self._frames.stack = []
+        stack: list[Frame] = self._frames.stack
+        return stack
+
+    def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame | None:
+        """A module is entered. Returns None where the recording has stopped."""
+        try:
+            frame = self._enter(named, args, kwargs)
+        except Exception as error:  # noqa: BLE001  (the probe says what becomes of it)
+            self._stop(error)
+            return None
+        self._stack.append(frame)
+        return frame
+
+    def _enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+        recorder = self._recorder
+        place = recorder.place
+        role, name = named.in_stage(place.stage)
+        if role not in place.roles and place.stage is not None:
+            self._first_use(role)
+        leaves = Leaves({id(one) for frame in self._stack for one in frame.objects})
+        leaves.add("args", args)
+        if kwargs:
+            leaves.add("kwargs", kwargs)
+        items = recorder.items(name, leaves.found)
+        call, recomputed = None, None
+        inputs = tuple(item[3] for item in items)
+        if graph_task_running():
+            call = place.again(name, inputs)
+            recomputed = True if call is not None else None
+        if call is None:
+            call = place.next_call(name)
+            if place.stage is None or place.stage.endswith("_update") or torch.is_grad_enabled():
+                place.earlier.setdefault(name, []).append((inputs, call))
+        kind = type(named.module).__name__
+        recorder.emit("forward_input", name, call, items, module=kind, recomputed=recomputed)
+        if named.sharded and (call == 0 or torch.is_grad_enabled()):
+            self._gathered(named, name, call)
+        edges = self._gradients.enter(leaves.found, [frame.edges for frame in self._stack])
+        return Frame(name, call, recomputed, place, leaves.objects, edges)
+
+    def _gathered(self, named: NamedModule, name: str, call: int) -> None:
+        """The whole weights, as a module of FSDP2 sees them; and their gradients, before they are reduced."""
+        weights = self._registry.own_parameters(named)
+        if not weights:
+            return
+        self._recorder.emit("weights", name, call, self._recorder.items(name, weights), note="gathered")
+        for path, weight in weights:
+            if weight.requires_grad:
+                self._gradients.watch_parameter(weight, f"{name}.{path}")
+
+    def leave(self, frame: Frame, result: Any) -> None:
+        """A module has returned."""
+        self._pop(frame)
+        if not self.on:
+            return
+        try:
+            leaves = Leaves({id(one) for outer in self._stack for one in outer.objects})
+            leaves.add("out", result)
+            items = self._recorder.items(frame.name, leaves.found)
+            self._recorder.emit("forward_output", frame.name, frame.call, items, recomputed=frame.recomputed)
+            outer = self._stack[-1].edges if self._stack else None
+            self._gradients.leave(frame.name, frame.call, frame.edges, leaves.found, outer)
+        except Exception as error:  # noqa: BLE001  (the probe says what becomes of it)
+            self._stop(error)
+
+    def fail(self, frame: Frame, error: BaseException) -> None:
+        """A module was left by an exception, which is the trainer's own: nothing may hide it."""
+        self._pop(frame)
+        if self.on:
+            note = f"left by {type(error).__name__}"
+            self._recorder.emit("forward_output", frame.name, frame.call, [], note=note, recomputed=frame.recomputed)
+
+    def _pop(self, frame: Frame) -> None:
+        stack = self._stack
+        while stack and stack.pop() is not frame:
+            continue
+
+
+def _inherited(kind: Any) -> Callable[..., Any]:
+    def run(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return super(kind, module).forward(*args, **kwargs)
+
+    return run
