@@ -8,6 +8,7 @@
       <stage>/step{n}/rank{r}/micro_step{m}/dump.json …   later windows of the same stage and step
       configurations.json                                 training configuration
       index/rank{r}.jsonl                                 every record in order, with its digest: what is compared
+      trace/rank{r}.jsonl                                 every event in execution order
       manifest.json                                       format, digest algorithm, steps finished, complete or not
       environment.json                                    versions, devices, determinism asked for and in effect
 
@@ -34,6 +35,7 @@ FORMAT = 1
 DUMP = "msprobe_dump"
 """The dump folder's own name, in a run's folder."""
 INDEX = "index"
+TRACE = "trace"
 DATA = "data"
 MANIFEST = "manifest.json"
 """Of a run of one process."""
