@@ -10,9 +10,11 @@ from typing import Any
 from probe.compare import (
     KeyDataComparison,
     LayerComparison,
+    TraceComparison,
     compare_configurations,
     compare_key_data,
     compare_layers,
+    compare_traces,
 )
 from probe.compare.entries import NOTHING_RECORDED
 from probe.errors import UsageError
@@ -60,12 +62,13 @@ def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[
     dump_a, dump_b = read_dump(a), read_dump(b)
     key_data = compare_key_data(dump_a, dump_b)
     layers = compare_layers(a, b)
+    traces = compare_traces(a, b)
     has_layers = bool(layers.compared or layers.differences or layers.problems)
-    if has_layers and NOTHING_RECORDED in key_data.problems:
-        key_data.problems.remove(NOTHING_RECORDED)  # layers alone are enough to compare
+    if (has_layers or traces.compared or traces.problems) and NOTHING_RECORDED in key_data.problems:
+        key_data.problems.remove(NOTHING_RECORDED)  # layers or traces alone are enough to compare
     first = first_key_data(key_data)
     result = CheckResult(
-        _verdict(key_data, layers),
+        _verdict(key_data, layers, traces),
         key_data=key_data,
         first_key_data=first,
         layers=layers if has_layers else None,
@@ -74,6 +77,7 @@ def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[
     if a.resolve() == b.resolve():
         result.notes.append("both dumps are the same folder")
     result.notes += reservations(dump_a, dump_b, key_data)
+    result.judge_traces(traces)
     result.configurations = compare_configurations(a, b, allow_different)
     result.judge_experiments()
     if result.error is None:
@@ -82,6 +86,7 @@ def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[
         result.first, result.cause = answer.first, answer.cause
         if first is None and (located := cause_of_layers(None, layers)) is not None:
             result.first, result.cause = located
+        result.answer_by_traces()
     if out is None:
         result.seconds = time.monotonic() - start
         return verdict_document(result, None)
@@ -94,10 +99,12 @@ def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[
     return document
 
 
-def _verdict(key_data: KeyDataComparison, layers: LayerComparison) -> Verdict:
+def _verdict(key_data: KeyDataComparison, layers: LayerComparison, traces: TraceComparison) -> Verdict:
+    """What key data and layers say, and that something was compared."""
     if key_data.differences or layers.differences:
         return "divergent"
-    only_layers = not key_data.compared and not key_data.problems and layers.compared > 0
-    if layers.problems or (key_data.verdict == "inconclusive" and not only_layers):
+    others = layers.compared > 0 or traces.compared > 0
+    only_others = not key_data.counts and not key_data.problems and others
+    if layers.problems or (key_data.verdict == "inconclusive" and not only_others):
         return "inconclusive"
     return "identical"

@@ -168,7 +168,8 @@ def _not_comparable(left: Traces, right: Traces, one: TraceFile | None, two: Tra
     if left.digest_algorithm != right.digest_algorithm:
         names = f"{left.digest_algorithm}, {right.digest_algorithm}"
         return f"rank {rank}: the traces were not compared, their digests are of different algorithms ({names})"
-    if one.algorithms != two.algorithms:
+    named = one.algorithms and two.algorithms
+    if one.algorithms != two.algorithms and (named or (one.sealed and two.sealed)):
         names = " and ".join(", ".join(file.algorithms) or "unnamed" for file in (one, two))
         return f"rank {rank}: the traces were not compared, their digests are of different algorithms ({names})"
     return None

@@ -8,6 +8,7 @@ from typing import Any
 
 from probe.compare.trace import EventDifference, RankTrace, TraceComparison
 from probe.locate.cause import Cause, First
+from probe.locate.first import FirstKeyData
 from probe.locate.trace_cause import cause_of_event, changed_items
 from probe.locate.trace_context import Context, context_of
 
@@ -94,6 +95,11 @@ def locate_trace(comparison: TraceComparison) -> TraceAnswer | None:
         ],
         difference=_described(winner.first),
     )
+
+
+def is_earliest(answer: TraceAnswer, first: FirstKeyData | None) -> bool:
+    """Whether the traces show the first difference, rather than key data of an earlier step that they do not have."""
+    return first is None or answer.first.step <= first.entry.step
 
 
 def _event(found: RankTrace) -> Any:

@@ -143,6 +143,9 @@ def _form(difference: EventDifference) -> str:
     if not changed:
         return ""
     path, one, two = changed[0]
+    if not path and len(changed) == 1 and one and two and one[1:3] == two[1:3]:
+        return ""  # the whole of what was saved
+    path = path or "the whole"
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
     if one is None or two is None:
         return f" ({path}{more} only in {'a' if two is None else 'b'})"
@@ -246,6 +249,7 @@ def is_permutation(difference: EventDifference) -> bool:
         and path in two.rows
         and left[2][:1] == (len(one.rows[path]),)
         and len(one.rows[path]) <= ROWS_KEPT
+        and one.rows[path] != two.rows[path]
         and Counter(one.rows[path]) == Counter(two.rows[path])
         for path, left, right in changed
     )

@@ -10,6 +10,7 @@ Works without torch.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ LONGEST_LINE = 1 << 26
 """Most bytes of an event: a model's weights are one event."""
 _NULL_DIGEST = b",null]"
 _STAGE = b',"stage":'
+_FILE = re.compile(r"rank(0|[1-9]\d{0,8})\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,18 @@ class TraceFile:
     def sealed(self) -> bool:
         """Whether the manifest vouches for the whole file."""
         return self.digest is not None
+
+    def size(self) -> int:
+        """Bytes in the file.
+
+        Raises:
+            DumpError: It cannot be opened any more.
+        """
+        try:
+            with layout.open_plain(self.path) as file:
+                return file.seek(0, os.SEEK_END)
+        except OSError as error:
+            raise DumpError(f"{self.path}: cannot be read ({error.strerror})") from error
 
     def lines_before(self, offset: int) -> Iterator[bytes]:
         """Whole lines, without their ends, from a place backward to the file's start.
@@ -150,9 +164,12 @@ def read_traces(folder: Path) -> Traces:
             raise DumpError(f"{folder}: the manifest is damaged (traces: {error})") from error
         if manifest.complete and manifest.digest != ALGORITHM:
             problems.append(f"{path}: its digest is {manifest.digest}, which this machine cannot check")
+    for name in names if not manifest.complete else ():  # a run that was killed may not have listed its own
+        if (match := _FILE.fullmatch(name)) and int(match.group(1)) not in ranks:
+            ranks[int(match.group(1))] = TraceFile(place / name, int(match.group(1)))
     listed = {file.path.name for file in ranks.values()}
     problems += [f"{shown(place / name)}: the manifest does not list it" for name in names if name not in listed]
-    if manifest.traces:
+    if ranks:
         silent = [rank for rank in manifest.ranks if rank not in ranks]
         problems += [f"{folder}: rank {rank} recorded no trace" for rank in silent]
     more = len(problems) - NAMED
@@ -165,13 +182,15 @@ def _claimed(path: Path, key: str, said: Any, whole: bool) -> TraceFile:
         raise ValueError(f"{key!r} is no rank")
     if type(said) is not dict:
         raise ValueError("a value has the wrong type")
-    digest, events, algorithms = said["digest"], said["events"], said.get("algorithms") or []
-    if type(digest) is not str or type(events) is not int or type(algorithms) is not list or events < 0:
-        raise ValueError("a value has the wrong type")
-    if not all(type(name) is str for name in algorithms):
+    algorithms = said["algorithms"] if "algorithms" in said else []
+    if type(algorithms) is not list or not all(type(name) is str for name in algorithms):
         raise ValueError("a value has the wrong type")
     used = tuple(sorted(algorithms))
-    return TraceFile(path, int(key), digest if whole else None, events if whole else None, used)
+    if not whole:
+        return TraceFile(path, int(key), None, None, used)
+    if type(said["digest"]) is not str or type(said["events"]) is not int:
+        raise ValueError("a value has the wrong type")
+    return TraceFile(path, int(key), said["digest"], said["events"], used)
 
 
 class TraceReader:
