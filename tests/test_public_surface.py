@@ -29,7 +29,7 @@ BELOW = {
     "trainer": {"collect", "config", "types", "errors"},
     "comparison": {"report", "locate", "compare", "store", "types", "errors"},
     "doctor": {"collect"},
-    "bench": {"collect", "trainer", "launch", "compare", "config", "store", "types", "errors"},
+    "bench": {"collect", "trainer", "launch", "locate", "compare", "config", "store", "types", "errors"},
 }
 """What each part of ``probe`` may import: imports point down only."""
 

@@ -14,11 +14,12 @@ from probe.bench.byte_files import measure_bytes
 from probe.bench.digests import measure_digests
 from probe.bench.processes import require_room, scratch_folder
 from probe.bench.recording import measure_recording
+from probe.bench.traces import measure_traces
 from probe.errors import UsageError
 
 log = logging.getLogger("firstdiff")
 
-NAMES = ("recording", "bytes", "digests")
+NAMES = ("recording", "bytes", "digests", "traces")
 """What ``firstdiff bench`` takes."""
 
 
@@ -69,6 +70,8 @@ NUMBERS = (
     ),
     Number("digests", "records_per_second", "{} records a second compare by digest", at_least=1_000_000),
     Number("digests", "peak_memory_mb", "comparing by digest needs {} MB of memory", at_most=300),
+    Number("traces", "seconds", "the first traced event that differs is found in {} s", at_most=60),
+    Number("traces", "trace_memory_mb", "finding it needs {} MB of memory", at_most=1000),
 )
 
 
@@ -95,6 +98,7 @@ def run_benchmarks(name: str | None = None, wanted: sizes.Sizes | None = None) -
         "recording": (chosen.recording.disk_bytes, lambda folder: measure_recording(chosen.recording, folder)),
         "bytes": (chosen.bytes.disk_bytes, lambda folder: measure_bytes(chosen.bytes, folder)),
         "digests": (chosen.digests.disk_bytes, lambda folder: measure_digests(chosen.digests, folder)),
+        "traces": (chosen.traces.disk_bytes, lambda folder: measure_traces(chosen.traces, folder)),
     }
     names = NAMES if name is None else (name,)
     load = os.getloadavg()[0]

@@ -221,7 +221,10 @@ class TestReader:
         monkeypatch.setattr(trace_reader, "CHUNK", 1000)
         path = tmp_path / "rank0.jsonl"
         path.write_bytes(line() + b"x" * 50_000 + b"\n" + line())
-        with pytest.raises(DumpError, match="line 2 is longer than any event"), TraceReader(TraceFile(path, 0)) as found:
+        with (
+            pytest.raises(DumpError, match="line 2 is longer than any event"),
+            TraceReader(TraceFile(path, 0)) as found,
+        ):
             events_of(found)
         with pytest.raises(DumpError, match="longer than any event"):
             list(TraceFile(path, 0).lines_before(path.stat().st_size))
