@@ -6,6 +6,7 @@ Memory is bounded: pieces of files, and a window of events where one run made ca
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -234,9 +235,13 @@ class _RankComparer:
     def _take_plain_lines(self) -> None:
         """Takes pairs of lines up to one that has to be parsed."""
         a, b = self._a, self._b
+        self._take_plain(zip(a.lines[a.at :], b.lines[b.at :], strict=False))
+
+    def _take_plain(self, pairs: Iterable[tuple[bytes, bytes]]) -> int:
+        """Takes pairs of lines up to one that has to be parsed; how many it took."""
         same = hidden = different = 0
         counting, shifted = self._is_full, self._is_shifted
-        for one, two in zip(a.lines[a.at :], b.lines[b.at :], strict=False):
+        for one, two in pairs:
             if one == two:
                 if NOT_OBSERVED in one:
                     hidden += 1
@@ -255,14 +260,16 @@ class _RankComparer:
                 same += 1
             else:
                 break
-        a.take_lines(same + hidden + different)
-        b.take_lines(same + hidden + different)
+        taken = same + hidden + different
+        self._a.take_lines(taken)
+        self._b.take_lines(taken)
         self._counts["same"] += same
         self._counts["not_observed"] += hidden
         if different:
             self._counts["different"] += different
             self._found.only_saved = False
-            self._found.last_index = a.events - 1
+            self._found.last_index = self._a.events - 1
+        return taken
 
     def _take_pair(self, one: bytes, two: bytes, look_for_shift: bool = False) -> bool:
         """Compares two lines; False, with nothing taken, when they are not of the same event."""
@@ -294,15 +301,30 @@ class _RankComparer:
         ends_here = len(left) < WINDOW and len(right) < WINDOW and self._a.is_read and self._b.is_read
         if not pairs or (ends_here and pairs[-1][0] + 1 < len(left) and pairs[-1][1] + 1 < len(right)):
             pairs.append((len(left), len(right)))
-        at_left = at_right = 0
-        for i, j in pairs:
+        at_left = at_right = number = 0
+        while number < len(pairs):
+            i, j = pairs[number]
             for line in left[at_left:i]:
                 self._take_one(self._a, line, "missing")
             for line in right[at_right:j]:
                 self._take_one(self._b, line, "extra")
-            if i < len(left) and j < len(right) and not self._take_pair(left[i], right[j]):
+            end = number  # of the pairs that follow each other on both sides
+            while (
+                end < len(pairs) and pairs[end] == (i + end - number, j + end - number) and i + end - number < len(left)
+            ):
+                end += 1
+            count = end - number
+            self._take_pairs(left[i : i + count], right[j : j + count])
+            at_left, at_right, number = i + count, j + count, max(end, number + 1)
+
+    def _take_pairs(self, left: list[bytes], right: list[bytes]) -> None:
+        """Compares lines that were paired."""
+        at = 0
+        while at < len(left):
+            at += self._take_plain(zip(left[at:], right[at:], strict=True))
+            if at < len(left) and not self._take_pair(left[at], right[at]):
                 raise DumpError(f"{self._a.file.path}: event {self._a.events} is damaged (not as it was written)")
-            at_left, at_right = i + 1, j + 1
+            at += 1
 
     def _take_one(self, reader: TraceReader, line: bytes, status: Status) -> None:
         if self._is_full:

@@ -116,7 +116,8 @@ def _match(
         if anchors:
             at_left, at_right = start, other
             for i, j in anchors:
-                _match(views, level, (at_left, start + i), (at_right, other + j), pairs, depth + 1)
+                if at_left < start + i and at_right < other + j:
+                    _match(views, level, (at_left, start + i), (at_right, other + j), pairs, depth + 1)
                 pairs.append((start + i, other + j))
                 at_left, at_right = start + i + 1, other + j + 1
             _match(views, level, (at_left, end), (at_right, other_end), pairs, depth + 1)
@@ -157,16 +158,21 @@ def _contents(lines: list[bytes]) -> list[Hashable]:
 def _keys(lines: list[bytes]) -> tuple[list[Hashable], list[Hashable]]:
     """What names each event, with and without its call number."""
     keys: list[Hashable] = []
-    calls: list[Hashable] = []
+    numbered: list[Hashable] = []
     for line in lines:
-        head, _, tail = line.partition(KIND)
-        calls.append(head.partition(b',"i":')[0])
+        tail = line[line.find(KIND) :]
+        call = line[: line.find(b',"i":')]
         if b',"rows":' in tail or b',"note":' in tail:
-            keys.append(_parsed_key(line))
+            key = _parsed_key(line)
+            keys.append(key)
+            numbered.append((call, key))
             continue
         start, end = tail.find(b',"module":'), tail.find(b',"name":')
-        keys.append(tail[:start] + tail[end:] if 0 <= start < end else tail)
-    return [*zip(calls, keys, strict=True)], keys
+        if 0 <= start < end:
+            tail = tail[:start] + tail[end:]
+        keys.append(tail)
+        numbered.append(call + tail)
+    return numbered, keys
 
 
 def _parsed_key(line: bytes) -> Hashable:
