@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from probe.compare.trace import EventDifference, RankTrace
 from probe.locate.cause import Cause
@@ -30,6 +31,9 @@ def cause_of_event(found: RankTrace, around: Context, sharing: Sequence[RankTrac
     difference = found.first
     assert difference is not None
     cause = _calls(difference, found) or _by_kind(difference, found, around, sharing)
+    if found.first_index == 0 and cause.kind not in ("weights", "buffers", "rng", "calls"):
+        text = f"{cause.explanation}; it is the first traced event: what came before it is not known to be the same"
+        cause = replace(cause, explanation=text)
     for hidden in around.hidden[-1:]:
         more = f" and {len(around.hidden) - 1} more" if len(around.hidden) > 1 else ""
         why = f" ({hidden.note})" if hidden.note else ""
@@ -37,7 +41,7 @@ def cause_of_event(found: RankTrace, around: Context, sharing: Sequence[RankTrac
             f"{cause.explanation}; {hidden.label}{more} could not be observed{why}: what happened there, up to event"
             f" {found.first_index}, is not known to be the same"
         )
-        cause = Cause(cause.kind, cause.name, text, cause.permutation, cause.ranks_swapped)
+        cause = replace(cause, explanation=text)
     return cause
 
 

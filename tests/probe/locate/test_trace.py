@@ -131,6 +131,14 @@ def test_what_differed_before_the_first_traced_event_is_said(locate: Locate, kin
     assert "it differed before the first traced event" in answer.cause.explanation
 
 
+def test_that_nothing_was_traced_before_it_is_said(locate: Locate) -> None:
+    events = training()
+    assert "it is the first traced event" in locate({0: events}, {0: from_on(events, 0)}).cause.explanation
+    assert "first traced" not in locate({0: events}, {0: from_on(events, 3)}).cause.explanation.replace(
+        "event that", ""
+    )
+
+
 def test_the_weights_tag_after_an_update_is_the_optimizers(locate: Locate) -> None:
     def run(update: bool) -> list[Event]:
         recorder = Recorder()
