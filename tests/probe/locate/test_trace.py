@@ -353,6 +353,11 @@ class TestCheckpointing:
         assert (answer.cause.kind, answer.cause.name) == ("module_forward", f"{BLOCK}.up")
         assert "checkpointing ran it again" in answer.cause.explanation
 
+    def test_running_it_again_does_not_begin_another_backward(self, locate: Locate) -> None:
+        events = self.events()
+        answer = locate({0: events}, {0: from_on(events, find(events, 0, "grad_output", BLOCK))})
+        assert (answer.cause.kind, answer.cause.name) == ("module_backward", "actor")
+
     def test_modules_that_were_not_left_enclose_nothing_later(self, locate: Locate) -> None:
         events = self.events()
         at = find(events, 0, "grad_output", f"{BLOCK}.up")
