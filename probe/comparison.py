@@ -10,9 +10,11 @@ from typing import Any
 from probe.compare import (
     KeyDataComparison,
     LayerComparison,
+    TraceComparison,
     compare_configurations,
     compare_key_data,
     compare_layers,
+    compare_traces,
 )
 from probe.compare.entries import NOTHING_RECORDED
 from probe.errors import UsageError
@@ -85,17 +87,19 @@ def _compare(a: Path, b: Path, allow_different: Sequence[str]) -> CheckResult:
     dump_a, dump_b = read_dump(a), read_dump(b)
     key_data = compare_key_data(dump_a, dump_b)
     layers = compare_layers(a, b)
+    traces = compare_traces(a, b)
     has_layers = bool(layers.compared or layers.differences or layers.problems)
-    if has_layers and NOTHING_RECORDED in key_data.problems:
-        key_data.problems.remove(NOTHING_RECORDED)  # layers alone are enough to compare
+    if (has_layers or traces.compared or traces.problems) and NOTHING_RECORDED in key_data.problems:
+        key_data.problems.remove(NOTHING_RECORDED)  # layers or traces alone are enough to compare
     first = first_key_data(key_data)
     result = CheckResult(
-        _verdict(key_data, layers),
+        _verdict(key_data, layers, traces),
         key_data=key_data,
         first_key_data=first,
         layers=layers if has_layers else None,
     )
     result.notes += [*reservations(dump_a, dump_b, key_data), *reductions(a, b)]
+    result.judge_traces(traces)
     result.configurations = compare_configurations(a, b, allow_different)
     result.judge_experiments()
     if result.error is None:
@@ -104,13 +108,16 @@ def _compare(a: Path, b: Path, allow_different: Sequence[str]) -> CheckResult:
         result.first, result.cause = answer.first, answer.cause
         if first is None and (located := cause_of_layers(None, layers)) is not None:
             result.first, result.cause = located
+        result.answer_by_traces()
     return result
 
 
-def _verdict(key_data: KeyDataComparison, layers: LayerComparison) -> Verdict:
+def _verdict(key_data: KeyDataComparison, layers: LayerComparison, traces: TraceComparison) -> Verdict:
+    """What key data and layers say, and that something was compared."""
     if key_data.differences or layers.differences:
         return "divergent"
-    only_layers = not key_data.compared and not key_data.problems and layers.compared > 0
-    if layers.problems or (key_data.verdict == "inconclusive" and not only_layers):
+    others = layers.compared > 0 or traces.compared > 0
+    only_others = not key_data.counts and not key_data.problems and others
+    if layers.problems or (key_data.verdict == "inconclusive" and not only_others):
         return "inconclusive"
     return "identical"

@@ -37,7 +37,7 @@ BELOW = {
     "comparison": {"report", "locate", "compare", "store", "types", "errors"},
     "checks": {"launch", "report"},
     "doctor": {"collect"},
-    "bench": {"collect", "trainer", "launch", "compare", "config", "store", "types", "errors"},
+    "bench": {"collect", "trainer", "launch", "locate", "compare", "config", "store", "types", "errors"},
 }
 """What each part of ``probe`` may import: imports point down only."""
 

@@ -131,6 +131,37 @@ class OverheadSize:
 
 
 @dataclass(frozen=True, slots=True)
+class TracesSize:
+    """Two dumps with traces that differ from the middle on, in each rank.
+
+    Example:
+        >>> TracesSize().total
+        8000000
+    """
+
+    ranks: int = 4
+    events: int = 2_000_000
+    """Events of each rank in each of the two dumps."""
+    steps: int = 10
+    """Training steps that the events are spread over."""
+    rounds: int = 2
+
+    @property
+    def total(self) -> int:
+        """Events in each of the two dumps."""
+        return self.ranks * self.events
+
+    @property
+    def disk_bytes(self) -> int:
+        """Most that lies on the disk at once."""
+        return 2 * self.total * 256 + 64 * _MIB
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the document."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """One size for each benchmark, under its name.
 
@@ -142,6 +173,7 @@ class Sizes:
     recording: RecordingSize = field(default_factory=RecordingSize)
     bytes: BytesSize = field(default_factory=BytesSize)
     digests: DigestsSize = field(default_factory=DigestsSize)
+    traces: TracesSize = field(default_factory=TracesSize)
     overhead: OverheadSize = field(default_factory=OverheadSize)
 
 

@@ -15,11 +15,12 @@ from probe.bench.digests import measure_digests
 from probe.bench.overhead import measure_overhead
 from probe.bench.processes import require_room, scratch_folder
 from probe.bench.recording import measure_recording
+from probe.bench.traces import measure_traces
 from probe.errors import UsageError
 
 log = logging.getLogger("firstdiff")
 
-NAMES = ("recording", "bytes", "digests", "overhead")
+NAMES = ("recording", "bytes", "digests", "traces", "overhead")
 """What ``firstdiff bench`` takes."""
 
 
@@ -70,6 +71,8 @@ NUMBERS = (
     ),
     Number("digests", "records_per_second", "{} records a second compare by digest", at_least=1_000_000),
     Number("digests", "peak_memory_mb", "comparing by digest needs {} MB of memory", at_most=300),
+    Number("traces", "seconds", "the first traced event that differs is found in {} s", at_most=60),
+    Number("traces", "trace_memory_mb", "finding it needs {} MB of memory", at_most=1000),
     Number(
         "overhead",
         "outside_trainer_seconds",
@@ -103,6 +106,7 @@ def run_benchmarks(name: str | None = None, wanted: sizes.Sizes | None = None) -
         "recording": (chosen.recording.disk_bytes, lambda folder: measure_recording(chosen.recording, folder)),
         "bytes": (chosen.bytes.disk_bytes, lambda folder: measure_bytes(chosen.bytes, folder)),
         "digests": (chosen.digests.disk_bytes, lambda folder: measure_digests(chosen.digests, folder)),
+        "traces": (chosen.traces.disk_bytes, lambda folder: measure_traces(chosen.traces, folder)),
         "overhead": (chosen.overhead.disk_bytes, lambda folder: measure_overhead(chosen.overhead, folder)),
     }
     names = NAMES if name is None else (name,)

@@ -1,4 +1,4 @@
-"""Exact comparison of two dumps: key data by digest or bytes, layers by the bytes of every dumped tensor.
+"""Exact comparison of two dumps: key data by digest or bytes, layers by every dumped tensor's bytes, traces by event.
 
 Nothing is cropped, converted or skipped: what only one side has is a difference, what cannot be read is said. Works
 without torch, except for layer dumps, whose tensors only torch reads.
@@ -17,19 +17,24 @@ from probe.compare.configurations import (
 from probe.compare.entries import Cell, Entry, KeyDataComparison
 from probe.compare.keydata import compare_key_data
 from probe.compare.layers import LayerComparison, LayerDifference, compare_layers
+from probe.compare.trace import EventDifference, RankTrace, TraceComparison, compare_traces
 
 __all__ = [
     "Cell",
     "ConfigurationComparison",
     "Entry",
+    "EventDifference",
     "KeyDataComparison",
     "KeyDifference",
     "LayerComparison",
     "LayerDifference",
+    "RankTrace",
+    "TraceComparison",
     "compare_configurations",
     "compare_experiments",
     "compare_key_data",
     "compare_layers",
+    "compare_traces",
     "counted_values",
     "read_experiment",
 ]

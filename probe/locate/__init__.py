@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from probe.locate.cause import Cause, First, cause_of_key_data, cause_of_layers
 from probe.locate.conclude import Conclusion, SecondPair, conclude
+from probe.locate.equivalent import equivalent_entries
 from probe.locate.first import FirstKeyData, first_key_data, target_of
 from probe.locate.reruns import Reruns, judge_reruns
+from probe.locate.trace import TraceAnswer, is_earliest, locate_trace
 
 __all__ = [
     "Cause",
@@ -14,10 +16,14 @@ __all__ = [
     "FirstKeyData",
     "Reruns",
     "SecondPair",
+    "TraceAnswer",
     "cause_of_key_data",
     "cause_of_layers",
     "conclude",
+    "equivalent_entries",
     "first_key_data",
+    "is_earliest",
     "judge_reruns",
+    "locate_trace",
     "target_of",
 ]

@@ -65,6 +65,9 @@ def _story(result: CheckResult, document: dict[str, Any]) -> list[tuple[str, str
         ("What was run", f"{cost['trainer_steps']} training steps in {len(result.runs)} runs, {cost['seconds']} s")
     ]
     lines.append(("Key data", f"{key_data['compared']} records compared, {_differences(key_data)}"))
+    trace = document["trace"]
+    if trace["compared"] is not None:
+        lines.append(("Traces", f"{trace['compared']} events compared, {_differences({**trace, 'unreadable': 0})}"))
     first = document["key_data"]["first"]
     if first is not None:
         where = (
@@ -74,6 +77,10 @@ def _story(result: CheckResult, document: dict[str, Any]) -> list[tuple[str, str
         lines.append(
             ("First difference", f"{where}, computed in {stage}" if stage else f"{where}; no model computes it")
         )
+    elif result.first is not None:
+        place = result.first
+        where = f"{place.name} ({place.event}) at step {place.step}, rank {_ranks(list(place.rank))}"
+        lines.append(("First difference", f"{where}, in {place.stage or 'no stage'}"))
     if result.first is not None:
         name = f"{result.cause.name}: " if result.cause.name else ""
         lines.append(("Cause", f"{name}{result.cause.explanation}"))

@@ -7,8 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison
-from probe.locate import Cause, First, FirstKeyData
+from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison, TraceComparison
+from probe.compare.trace import Status
+from probe.locate import Cause, First, FirstKeyData, TraceAnswer, equivalent_entries, is_earliest, locate_trace
 from probe.report.growth import growth_of, jumps
 from probe.report.summary import summary_rows
 from probe.report.tables import Tables
@@ -39,6 +40,12 @@ class CheckResult:
     first: First | None = None
     cause: Cause = field(default_factory=lambda: Cause("none", None, "the comparison did not get that far"))
     layers: LayerComparison | None = None
+    traces: TraceComparison | None = None
+    """How the traces of ``a`` and ``b`` compare; None where neither has any."""
+    trace_answer: TraceAnswer | None = None
+    """The first difference of the traces."""
+    equivalent: list[dict[str, Any]] = field(default_factory=list)
+    """The differences from which nothing followed, when the verdict is ``equivalent``."""
     configurations: ConfigurationComparison | None = None
     """How the experiments of ``a`` and ``b`` differ; None where that was not compared."""
     reproduced: bool | None = None
@@ -62,6 +69,51 @@ class CheckResult:
     notes: list[str] = field(default_factory=list)
     """What people should know beside the verdict."""
 
+    def judge_traces(self, traces: TraceComparison) -> None:
+        """Takes in how the traces compare: what they show counts beside the verdict that there is already.
+
+        Args:
+            traces: All ranks of ``a`` against those of ``b``.
+        """
+        if not traces.recorded:
+            return
+        self.traces = traces
+        if traces.differences:
+            self.verdict = "divergent"
+        elif self.verdict == "identical" and not traces.whole:
+            self.verdict = "inconclusive"
+        unlike_layers = self.layers is not None and (self.layers.differences or self.layers.problems)
+        if self.verdict == "divergent" and self.key_data is not None and not unlike_layers:
+            self.equivalent = equivalent_entries(self.key_data, traces)
+            if self.equivalent:
+                self.verdict = "equivalent"
+
+    def answer_by_traces(self) -> None:
+        """Names the first difference and its cause by the traces, where these show it.
+
+        Raises:
+            DumpError: A trace cannot be read any more.
+        """
+        answer = None if self.traces is None else locate_trace(self.traces)
+        if answer is None:
+            return
+        self.trace_answer = answer
+        if not is_earliest(answer, self.first_key_data):
+            return
+        self.first, self.cause = answer.first, answer.cause
+        if self.equivalent:
+            only = " and ".join(sorted({entry["only"] for entry in self.equivalent}))
+            why = f"only {only} differ, and every later event and all weights are the same"
+            self.cause = Cause("none", answer.first.name, why)
+        environment = [
+            difference.key
+            for difference in (self.configurations.different if self.configurations else ())
+            if difference.key.startswith("environment.")
+        ]
+        if environment and not self.equivalent:
+            more = f" and {len(environment) - 3} more" if len(environment) > 3 else ""
+            self.notes.append(f"the environments differ, a likely reason: {', '.join(environment[:3])}{more}")
+
     def judge_experiments(self) -> None:
         """Takes in how the two experiments differ: two unlike ones, or ones not known, are never identical."""
         found = self.configurations
@@ -71,7 +123,7 @@ class CheckResult:
         if found.error is not None:
             self.verdict, self.error = "inconclusive", found.error
             self.cause = Cause("none", None, "the two runs were not the same experiment")
-        elif found.damaged and self.verdict == "identical":
+        elif found.damaged and self.verdict in ("identical", "equivalent"):
             self.verdict = "inconclusive"
 
 
@@ -103,7 +155,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
         },
         "configurations": _configurations(result.configurations),
         **_growth(key_data),
-        "trace": {"compared": None, "first_index": None},
+        "trace": _trace(result),
         "layers": {
             "first": layers.first.full_name if layers and layers.first else None,
             "reproduced": result.reproduced,
@@ -111,7 +163,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
             "compared": layers.compared if layers else None,
             "different": len(layers.differences) if layers else None,
         },
-        "equivalent": [],
+        "equivalent": result.equivalent[:LISTED],
         "not_compared": _not_compared(result),
         "tables": {
             "summary": _path(result.summary, base) if result.summary else None,
@@ -161,8 +213,9 @@ def last_line(document: dict[str, Any], report: Path | None) -> str:
         parts.append(f"{', '.join(place)}, {what} ({cause['kind']})")
     elif document["verdict"] == "identical":
         layers = document["layers"]["compared"]
-        records = document["key_data"]["compared"]
+        records, events = document["key_data"]["compared"], document["trace"]["compared"]
         counted = [f"{records} records"] * bool(records) + [f"{layers} layer events"] * bool(layers)
+        counted += [f"{events} traced events"] * bool(events)
         parts.append(f"all {' and '.join(counted)} are the same bit for bit")
     elif document["not_compared"]:
         parts.append(str(document["not_compared"][0]))
@@ -219,6 +272,18 @@ def _growth(key_data: KeyDataComparison | None) -> dict[str, Any]:
     }
 
 
+def _trace(result: CheckResult) -> dict[str, Any]:
+    """Events counted, and the first difference with what lies around it."""
+    traces, answer = result.traces, result.trace_answer
+    counted: tuple[Status, ...] = ("different", "missing", "extra", "not_compared", "not_observed")
+    return {
+        "compared": traces.compared if traces else None,
+        "first_index": answer.index if answer else None,
+        **{status: traces.total(status) if traces else None for status in counted},
+        **(answer.as_dict() if answer else dict.fromkeys(("rank", "event", "before", "after", "hidden"))),
+    }
+
+
 def _not_compared(result: CheckResult) -> list[str]:
     found: list[str] = []
     if result.key_data is not None:
@@ -232,6 +297,10 @@ def _not_compared(result: CheckResult) -> list[str]:
         found += [*result.key_data.problems, *listed, *([f"{more} more records"] if more > 0 else [])]
     if result.layers is not None:
         found += result.layers.problems
+    if result.traces is not None:
+        found += [problem for problem in result.traces.problems[:LISTED] if problem not in found]
+        if (more := result.traces.total("not_compared")) > 0:
+            found.append(f"{more} events: absent from the trace of the other run, which is incomplete")
     if result.configurations is not None and result.configurations.damaged:
         found += result.configurations.not_compared
     return found

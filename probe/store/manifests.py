@@ -39,6 +39,8 @@ class Manifest:
     """Lines in the index of each rank."""
     index_digests: dict[str, Any] = field(default_factory=dict)
     """Digest of the index of each rank."""
+    traces: dict[str, Any] = field(default_factory=dict)
+    """What is said of the trace of each rank: ``digest`` of the file, ``events`` in it."""
     values: int = 0
     """Value files of all ranks."""
     value_bytes: int = 0
@@ -96,6 +98,7 @@ def _manifest_of_one(folder: Path, raw: dict[str, Any]) -> Manifest:
         problems=problems,
         records=raw["records"],
         index_digests=raw["index_digests"],
+        traces=raw["traces"],
         values=raw["values"],
         value_bytes=raw["value_bytes"],
     )
@@ -124,6 +127,7 @@ def _merged(folder: Path, by_rank: dict[int, dict[str, Any]]) -> Manifest:
         problems=problems,
         records={key: value for raw in one_by_one for key, value in raw["records"].items()},
         index_digests={key: value for raw in one_by_one for key, value in raw["index_digests"].items()},
+        traces={key: value for raw in one_by_one for key, value in raw["traces"].items()},
         values=sum(raw["values"] for raw in one_by_one),
         value_bytes=sum(raw["value_bytes"] for raw in one_by_one),
     )
@@ -169,7 +173,8 @@ def _read_of_rank(path: Path, rank: int) -> dict[str, Any]:
             raise ValueError(f"it is of rank {raw['rank']}")
         if rank >= raw["world_size"]:
             raise ValueError(f"there is no rank {rank} among {raw['world_size']} processes")
-        if not set(raw["ranks"]) <= {rank} or not {*raw["records"], *raw["index_digests"]} <= {str(rank)}:
+        listed = {*raw["records"], *raw["index_digests"], *raw["traces"]}
+        if not set(raw["ranks"]) <= {rank} or not listed <= {str(rank)}:
             raise ValueError("it lists another rank")
         if raw["launch"] is not None and not isinstance(raw["launch"], str):
             raise ValueError("a value has the wrong type")
@@ -180,7 +185,7 @@ def _read_of_rank(path: Path, rank: int) -> dict[str, Any]:
 
 def _read(path: Path, further: dict[str, type] | None = None) -> dict[str, Any]:
     try:
-        manifest = layout.read_json(path)
+        manifest = {"traces": {}, **layout.read_json(path)}  # a recording without traces need not name them
         if manifest["format"] > layout.FORMAT:
             raise DumpError(f"{path}: format {manifest['format']} is newer than this Firstdiff reads")
         if manifest["format"] != layout.FORMAT:
@@ -193,6 +198,7 @@ def _read(path: Path, further: dict[str, type] | None = None) -> dict[str, Any]:
             "errors": list,
             "records": dict,
             "index_digests": dict,
+            "traces": dict,
             "values": int,
             "value_bytes": int,
             **(further or {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,12 @@ from probe.bench.byte_contenders import ours, plain_reading
 from probe.bench.byte_files import write_single_save_tree
 from probe.bench.digests import write_digests
 from probe.bench.recording import training
-from probe.bench.sizes import BytesSize, DigestsSize, RecordingSize
+from probe.bench.sizes import BytesSize, DigestsSize, RecordingSize, TracesSize
+from probe.bench.traces import faulty_event, measure_traces, write_differing_traces
+from probe.compare import compare_traces
 from probe.errors import InternalError
 from probe.store.reader import read_dump
+from probe.store.trace_reader import TraceReader, read_traces
 
 needs_msprobe = pytest.mark.skipif(
     importlib.util.find_spec("msprobe") is None, reason="msprobe's wheels are for Linux only"
@@ -65,6 +69,32 @@ def test_the_digests_are_spread_over_ranks_steps_and_tags(tmp_path: Path):
     assert len({record.tag for record in dump.records[0]}) == 12
     assert len({record.digest for records in dump.records.values() for record in records}) == 150
     assert not list((tmp_path / "a").rglob("*.npy"))
+
+
+def test_the_traces_differ_from_the_middle_on_and_first_in_one_rank(tmp_path: Path):
+    size = TracesSize(ranks=3, events=2000, steps=4)
+    write_differing_traces(tmp_path / "a", tmp_path / "b", size)
+    found = compare_traces(tmp_path / "a", tmp_path / "b")
+    assert found.problems == []
+    assert {rank: (trace.first_index, trace.counts["different"]) for rank, trace in found.ranks.items()} == {
+        0: (1500, 500),
+        1: (1000, 1000),
+        2: (1500, 500),
+    }
+    assert faulty_event(size) == (1, 1000)
+    with TraceReader(read_traces(tmp_path / "a").ranks[0]) as reader:
+        lines = reader.chunk().splitlines(keepends=True)
+        events = [reader.parse(line, number) for number, line in enumerate(lines)]
+        assert reader.finish() is None
+    assert [event.line() for event in events] == lines
+    assert len({(event.step, event.name, event.kind, event.call) for event in events}) == 2000
+
+
+@pytest.mark.slow
+def test_two_million_events_in_each_of_four_ranks(tmp_path: Path):
+    """At the reference size: the right event, in bounded memory."""
+    measured = measure_traces(replace(TracesSize(), rounds=1), tmp_path)
+    assert measured["trace_memory_mb"] < 1000
 
 
 def test_the_reference_workload_is_a_qwen2_of_four_layers_and_thirty_two_responses():

@@ -20,6 +20,7 @@ RATIOS = {
     "recording": ["key_data_over_off", "single_save_over_off"],
     "bytes": ["times_as_fast_as_single_comparator", "times_as_fast_as_plain_reading"],
     "digests": ["records_per_second", "peak_memory_mb"],
+    "traces": ["seconds", "trace_memory_mb"],
     "overhead": ["outside_trainer_seconds", "first_outside_trainer_seconds"],
 }
 
@@ -46,15 +47,22 @@ def test_every_ratio_is_a_positive_number(measured):
 
 
 def test_every_contender_has_its_seconds_of_every_round(measured, tiny):
-    official = {"recording": {"single_save"}, "bytes": {"single_comparator"}, "digests": set(), "overhead": set()}
+    official = {
+        "recording": {"single_save"},
+        "bytes": {"single_comparator"},
+        "digests": set(),
+        "traces": set(),
+        "overhead": set(),
+    }
     own = {
         "recording": {"off", "key_data"},
         "bytes": {"ours", "plain_reading"},
         "digests": {"ours"},
+        "traces": {"ours"},
         "overhead": {"check", "trainers"},
     }
     for name, benchmark in measured.document["benchmarks"].items():
-        assert set(benchmark["contenders"]) == own[name] | (official[name] if HAS_MSPROBE else set())
+        assert set(benchmark["contenders"]) == own[name] | (official.get(name, set()) if HAS_MSPROBE else set())
         for contender in benchmark["contenders"].values():
             assert len(contender["seconds"]) == asdict(tiny)[name]["rounds"]
             assert min(contender["seconds"]) <= contender["median_seconds"] <= max(contender["seconds"])
@@ -105,7 +113,7 @@ def test_an_unknown_name_is_refused_with_the_names_that_there_are(firstdiff):
     done = firstdiff("bench", "nope", "--json")
     assert done.status == 64
     assert "nope" in json.loads(done.stdout)["error"]
-    assert done.last_line == "firstdiff: nope: no such benchmark; there are recording, bytes, digests, overhead"
+    assert done.last_line == "firstdiff: nope: no such benchmark; there are recording, bytes, digests, traces, overhead"
     with pytest.raises(UsageError, match="nope"):
         run_benchmarks("nope")
 
@@ -133,3 +141,4 @@ def test_the_reference_sizes_are_those_of_the_targets():
     assert (recording.layers, recording.hidden, recording.prompts, recording.samples) == (4, 512, 8, 4)
     assert (files.files, files.file_bytes) == (600, 1_000_000)
     assert (digests.ranks, digests.records) == (8, 100_000)
+    assert (REFERENCE.traces.ranks, REFERENCE.traces.events) == (4, 2_000_000)

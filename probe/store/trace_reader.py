@@ -1,0 +1,391 @@
+"""Reading traces, ``trace/rank{r}.jsonl``: forward in large pieces, backward from any place, trusting nothing.
+
+A trace has one event a line, canonical JSON with sorted keys, so two equal events at the same position are two equal
+lines. A whole run's manifest has the digest of each file: that one is checked while the file is read, and its lines are
+parsed only where they matter. Without it every line is parsed, and what comes before the first bad one counts.
+
+Works without torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from probe.errors import DumpError
+from probe.store import layout
+from probe.store.digest import ALGORITHM, hasher
+from probe.store.manifests import read_manifest
+from probe.store.scan import NAMED, shown
+from probe.store.trace_events import NO_EVENT, STEP, TraceEvent, parse_event, step_of
+
+CHUNK = 1 << 20
+"""Bytes read together."""
+LONGEST_LINE = 1 << 26
+"""Most bytes of an event: a model's weights are one event."""
+_NULL_DIGEST = b",null]"
+_STAGE = b',"stage":'
+_FILE = re.compile(r"rank(0|[1-9]\d{0,8})\.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """The trace of one rank, not read yet.
+
+    Example:
+        >>> TraceFile(Path("trace/rank0.jsonl"), 0).sealed
+        False
+    """
+
+    path: Path
+    rank: int
+    digest: str | None = None
+    """Digest that the file must have; None where the run did not finish."""
+    events: int | None = None
+    """Lines that it must have; None where the run did not finish."""
+    algorithms: tuple[str, ...] = ()
+    """Algorithms of the digests in its events; empty where nothing says so."""
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the manifest vouches for the whole file."""
+        return self.digest is not None
+
+    def size(self) -> int:
+        """Bytes in the file.
+
+        Raises:
+            DumpError: It cannot be opened any more.
+        """
+        try:
+            with layout.open_plain(self.path) as file:
+                return file.seek(0, os.SEEK_END)
+        except OSError as error:
+            raise DumpError(f"{self.path}: cannot be read ({error.strerror})") from error
+
+    def lines_before(self, offset: int) -> Iterator[bytes]:
+        """Whole lines, without their ends, from a place backward to the file's start.
+
+        Args:
+            offset: Where a line begins.
+
+        Raises:
+            DumpError: The file cannot be read any more.
+        """
+        try:
+            with layout.open_plain(self.path) as file:
+                rest = b""
+                while offset > 0:
+                    start = max(0, offset - CHUNK)
+                    file.seek(start)
+                    piece = file.read(offset - start) + rest
+                    if len(piece) > LONGEST_LINE + CHUNK and b"\n" not in piece[:CHUNK]:
+                        raise DumpError(f"{self.path}: a line is longer than any event")
+                    head, newline, tail = piece.partition(b"\n")
+                    if start == 0:
+                        head, newline, tail = b"", b"\n", piece
+                    if newline:
+                        yield from reversed(tail.splitlines())
+                        rest = head + b"\n" if start else b""
+                    else:
+                        rest = piece
+                    offset = start
+        except OSError as error:
+            raise DumpError(f"{self.path}: cannot be read ({error.strerror})") from error
+
+    def stages_of(self, step: int) -> list[str]:
+        """The stages of a step in the order in which they were first entered.
+
+        Raises:
+            DumpError: The file cannot be read, or a line of the step is no event.
+        """
+        found: dict[str, None] = {}
+        seen: set[bytes] = set()
+        wanted = b"%s%d" % (STEP, step)
+        with TraceReader(self) as reader:
+            while text := reader.chunk():
+                for line in text.splitlines() if wanted in text else ():
+                    stage = line[line.rfind(_STAGE) :]
+                    if wanted in stage and stage not in seen and step_of(line[line.rfind(STEP) :]) == step:
+                        seen.add(stage)
+                        event = reader.parse(line)
+                        if event.stage is not None:
+                            found[event.stage] = None
+                reader.take_bytes(len(text))
+        return list(found)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """The traces of a dump.
+
+    Example:
+        >>> Traces(Path("a/msprobe_dump")).ranks
+        {}
+    """
+
+    folder: Path
+    ranks: Mapping[int, TraceFile] = field(default_factory=dict)
+    complete: bool = False
+    """Whether the run ended as it should: what is absent from a rank's end on was not there."""
+    digest_algorithm: str | None = None
+    problems: list[str] = field(default_factory=list)
+    """What cannot be read, one sentence each."""
+
+
+def read_traces(folder: Path) -> Traces:
+    """Finds the traces of a dump folder; does not read them yet.
+
+    Raises:
+        DumpError: The folder or its manifest cannot be read.
+    """
+    place = folder / layout.TRACE
+    if place.is_symlink():
+        raise DumpError(f"{place}: a link is not followed")
+    manifest = read_manifest(folder)
+    try:
+        names = sorted(os.listdir(place)) if os.path.lexists(place) else []
+    except OSError as error:
+        raise DumpError(f"{place}: cannot be read ({error.strerror})") from error
+    if manifest is None:
+        damaged = [f"{folder}: has traces but no {layout.MANIFEST}; the dump is damaged"] if names else []
+        return Traces(folder, problems=damaged)
+    ranks: dict[int, TraceFile] = {}
+    problems: list[str] = []
+    for key, said in manifest.traces.items():
+        path = place / f"rank{key}.jsonl"
+        try:
+            ranks[int(key)] = _claimed(path, key, said, manifest.complete and manifest.digest == ALGORITHM)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DumpError(f"{folder}: the manifest is damaged (traces: {error})") from error
+        if manifest.complete and manifest.digest != ALGORITHM:
+            problems.append(f"{path}: its digest is {manifest.digest}, which this machine cannot check")
+    for name in names if not manifest.complete else ():  # a run that was killed may not have listed its own
+        if (match := _FILE.fullmatch(name)) and int(match.group(1)) not in ranks:
+            ranks[int(match.group(1))] = TraceFile(place / name, int(match.group(1)))
+    listed = {file.path.name for file in ranks.values()}
+    problems += [f"{shown(place / name)}: the manifest does not list it" for name in names if name not in listed]
+    if ranks:
+        silent = [rank for rank in manifest.ranks if rank not in ranks]
+        problems += [f"{folder}: rank {rank} recorded no trace" for rank in silent]
+    more = len(problems) - NAMED
+    problems = [*problems[:NAMED], *([f"{folder}: {more} more such findings"] if more > 0 else [])]
+    return Traces(folder, dict(sorted(ranks.items())), manifest.complete, manifest.digest, problems)
+
+
+def _claimed(path: Path, key: str, said: Any, whole: bool) -> TraceFile:
+    if not (key.isascii() and key.isdigit() and len(key) < 10 and str(int(key)) == key):
+        raise ValueError(f"{key!r} is no rank")
+    if type(said) is not dict:
+        raise ValueError("a value has the wrong type")
+    algorithms = said["algorithms"] if "algorithms" in said else []
+    if type(algorithms) is not list or not all(type(name) is str for name in algorithms):
+        raise ValueError("a value has the wrong type")
+    used = tuple(sorted(algorithms))
+    if not whole:
+        return TraceFile(path, int(key), None, None, used)
+    if type(said["digest"]) is not str or type(said["events"]) is not int:
+        raise ValueError("a value has the wrong type")
+    return TraceFile(path, int(key), said["digest"], said["events"], used)
+
+
+class TraceReader:
+    """Reads a trace forward: as bytes that end with a line, or line by line, from the same place.
+
+    Args:
+        file: The trace.
+        last_step: Events of later steps are read, and left out; None takes all.
+
+    Raises:
+        DumpError: The file cannot be opened.
+    """
+
+    def __init__(self, file: TraceFile, last_step: int | None = None) -> None:
+        self.file = file
+        self.events = 0
+        """Events that were taken."""
+        self.offset = 0
+        """Where the next event begins in the file, in bytes."""
+        self.lines: list[bytes] = []
+        """Lines with their ends that were split off and not taken."""
+        self.at = 0
+        """Index of the first line that was not taken."""
+        self.problem: str | None = None
+        """Why a trace that no digest vouches for ends before its file does."""
+        self._last_step = last_step
+        self._buffer = b""  # whole lines that were not split
+        self._partial = b""  # the beginning of a line
+        self._read_lines = 0
+        self._step = 0
+        self._over = False
+        self._late = False
+        self._hasher = hasher()
+        self._stream = self._open()
+
+    def __enter__(self) -> TraceReader:
+        """The reader, open."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the file."""
+        self._stream.close()
+
+    def _open(self) -> BinaryIO:
+        try:
+            return layout.open_plain(self.file.path)
+        except OSError as error:
+            raise DumpError(f"{self.file.path}: cannot be read ({error.strerror})") from error
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether a line is left to take; reads on where it must."""
+        return self.at < len(self.lines) or bool(self._buffer) or self._read()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the whole file was read, so that the lines split off are all that is left."""
+        return self._over and not self._buffer
+
+    def chunk(self) -> bytes:
+        """What was read and not taken, as bytes that end with a line; empty at the end."""
+        if self.at < len(self.lines):
+            self._buffer = b"".join(self.lines[self.at :]) + self._buffer
+        self.lines, self.at = [], 0
+        while len(self._buffer) < CHUNK and self._read():
+            pass
+        return self._buffer
+
+    def take_bytes(self, size: int) -> None:
+        """Takes so many bytes of the chunk, whole lines."""
+        self.events += self._buffer.count(b"\n", 0, size)
+        self.offset += size
+        self._buffer = self._buffer[size:]
+
+    def ensure(self, count: int, most_bytes: int) -> None:
+        """Splits off lines until there are so many not taken, or so many bytes of them, or no more.
+
+        Args:
+            count: Lines wanted.
+            most_bytes: Bytes after which it is enough.
+        """
+        held = 0 if count <= len(self.lines) - self.at else sum(map(len, self.lines[self.at :]))
+        while len(self.lines) - self.at < count and held < most_bytes and (self._buffer or self._read()):
+            held += len(self._buffer)
+            self.lines = [*self.lines[self.at :], *self._buffer.splitlines(keepends=True)]
+            self.at, self._buffer = 0, b""
+
+    def take_lines(self, count: int) -> None:
+        """Takes so many of the lines that were split off."""
+        taken = self.lines[self.at : self.at + count]
+        self.events += len(taken)
+        self.offset += sum(map(len, taken))
+        self.at += count
+
+    def parse(self, line: bytes, index: int | None = None) -> TraceEvent:
+        """The event of a line.
+
+        Args:
+            line: The line.
+            index: Its position in the trace; None takes the one that it names.
+
+        Raises:
+            DumpError: It is none: the file was forged.
+        """
+        try:
+            return parse_event(line, index)
+        except NO_EVENT as error:
+            where = "a line" if index is None else f"line {index + 1}"
+            raise DumpError(f"{self.file.path}: {where} is damaged ({error})") from error
+
+    def finish(self) -> str | None:
+        """Why the whole file is not what the run wrote, where a manifest vouches for it; None where it is.
+
+        Reads what was not read yet.
+        """
+        self._buffer, self.lines = b"", []
+        while self._read():
+            self._buffer = b""
+        if not self.file.sealed:
+            return None
+        if self._hasher.hexdigest() != self.file.digest:
+            cut = f"; line {self._read_lines + 1} was cut off" if self._partial else ""
+            return f"{self.file.path}: was changed after it was written; its digest is not the manifest's{cut}"
+        if self._partial or self._read_lines != self.file.events:
+            return f"{self.file.path}: has {self._read_lines} events, not {self.file.events} as the manifest says"
+        return None
+
+    def _read(self) -> bool:
+        """Reads a piece that holds at least one end of a line; whether there was one to take."""
+        while not self._over:
+            try:
+                piece = self._stream.read(CHUNK)
+            except OSError as error:
+                raise DumpError(f"{self.file.path}: cannot be read ({error.strerror})") from error
+            self._hasher.update(piece)
+            if not piece:
+                self._over = True
+                if self._partial and not self.file.sealed:
+                    self.problem = f"{self.file.path}: line {self._read_lines + 1} was cut off"
+                return False
+            whole, newline, rest = piece.rpartition(b"\n")
+            if not newline:
+                self._partial += piece
+                if len(self._partial) > LONGEST_LINE:
+                    raise DumpError(f"{self.file.path}: line {self._read_lines + 1} is longer than any event")
+                continue
+            found = self._partial + whole + newline
+            self._partial = rest
+            if self._add(found):
+                return True
+        return False
+
+    def _add(self, found: bytes) -> bool:
+        suspect = not self.file.sealed or _NULL_DIGEST in found or b"\r" in found
+        good = self._checked(found) if suspect else found
+        self._read_lines += good.count(b"\n")
+        if self._late:
+            return False
+        good = self._until_last_step(good)
+        self._buffer += good
+        return bool(good)
+
+    def _checked(self, found: bytes) -> bytes:
+        """The lines up to the first that is no event."""
+        good: list[bytes] = []
+        for line in found.splitlines(keepends=True):
+            index = self._read_lines + len(good)
+            try:
+                event = parse_event(line, index)
+                if b"\r" in line or (not self.file.sealed and line != event.line()):
+                    raise ValueError("not as it was written")
+                if event.step < self._step:
+                    raise ValueError(f"step {event.step} comes after step {self._step}")
+            except NO_EVENT as error:
+                problem = f"{self.file.path}: line {index + 1} is damaged ({error})"
+                if self.file.sealed:
+                    raise DumpError(problem) from error
+                self.problem, self._over = problem, True
+                break
+            self._step = event.step
+            good.append(line)
+        return b"".join(good)
+
+    def _until_last_step(self, good: bytes) -> bytes:
+        if self._last_step is None or not good:
+            return good
+        try:
+            if step_of(good[good.rfind(STEP) :]) <= self._last_step:
+                return good
+            kept = []
+            for line in good.splitlines(keepends=True):
+                if step_of(line[line.rfind(STEP) :]) > self._last_step:
+                    self._late = True
+                    break
+                kept.append(line)
+            return b"".join(kept)
+        except ValueError as error:
+            raise DumpError(f"{self.file.path}: a line is damaged ({error})") from error
