@@ -77,6 +77,7 @@ ROLES_OF_STAGE: dict[str, tuple[str, ...]] = {
 Verdict = Literal["identical", "equivalent", "divergent", "inconclusive"]
 KeyData = Literal["full", "digests", "off"]
 OnError = Literal["raise", "continue"]
+DigestPlace = Literal["auto", "host", "device"]
 RunName = Literal["a", "b", "c", "d"]
 
 EXIT_CODES: dict[str, int] = {"identical": 0, "equivalent": 0, "divergent": 1, "inconclusive": 2}
@@ -98,6 +99,9 @@ class RunSpec:
     """The folder that receives the dump; must be empty or absent."""
     key_data: KeyData = "full"
     """``full``: digests, statistics and values; ``digests``: no values; ``off``: nothing."""
+    digest: DigestPlace = "auto"
+    """Where weights are digested: on the ``host`` after a copy, on the ``device`` where they lie; ``auto`` takes the
+    device when a CUDA device or an NPU holds any."""
     configurations: bool = True
     """Whether ``configurations.json`` is written."""
     dump_stages: tuple[str, ...] = ()

@@ -89,17 +89,17 @@ class DeviceDigests:
         """
         pending, self._pending = self._pending, {}
         on_device: dict[torch.device, list[int]] = {}
-        for ticket, each in pending.items():
-            if each.sums is not None:
-                on_device.setdefault(each.sums.device, []).append(ticket)
-        sums: dict[int, tuple[int, int]] = {}
+        for ticket, entry in pending.items():
+            if entry.sums is not None:
+                on_device.setdefault(entry.sums.device, []).append(ticket)
+        found: dict[int, tuple[int, int]] = {}
         for device, tickets in on_device.items():
             _wait_for_others(device, {pending[ticket].stream for ticket in tickets})
-            together = torch.stack([each for ticket in tickets if (each := pending[ticket].sums) is not None])
-            sums.update(zip(tickets, map(tuple, together.to("cpu").tolist()), strict=True))
+            together = torch.stack([sums for ticket in tickets if (sums := pending[ticket].sums) is not None])
+            found.update(zip(tickets, map(tuple, together.to("cpu").tolist()), strict=True))
         return {
-            ticket: finalised(sums.get(ticket, (0, 0)), each.dtype, each.shape, each.size)
-            for ticket, each in pending.items()
+            ticket: finalised(found.get(ticket, (0, 0)), entry.dtype, entry.shape, entry.size)
+            for ticket, entry in pending.items()
         }
 
     def _sums(self, tensor: torch.Tensor) -> torch.Tensor | None:

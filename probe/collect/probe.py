@@ -17,7 +17,7 @@ import torch
 from probe.collect import environment
 from probe.collect.ranks import place_of_process, rank_now, unwrapped
 from probe.collect.values import Snapshot, count, host_mask, leaves, named
-from probe.collect.weights import save_weights
+from probe.collect.weights import WeightRecorder
 from probe.errors import DumpError, RecordError, UsageError
 from probe.store import layout
 from probe.store.background import Background
@@ -54,6 +54,7 @@ class Probe:
         self._step = 0
         self._writer: DumpWriter | None = None
         self._background: Background | None = None
+        self._weights: WeightRecorder | None = None
         self._layers: LayerDumper | None = None
         self._environment_written = False
         self._place: Place | None = None
@@ -220,8 +221,8 @@ class Probe:
             with self._guard():
                 self._own_process()
                 self._write_environment(self._spec)
-                if self._spec.key_data != "off":
-                    save_weights(self._models, self._step, self._rank(None), writer, background)
+                if self._weights is not None:
+                    self._weights.save(self._models, self._step, self._rank(None))
                 background.submit(partial(writer.finish_step, self._step), 0)
         self._step += 1
 
@@ -288,6 +289,8 @@ class Probe:
         with self._guard():
             self._writer = DumpWriter(folder, spec.run, spec.key_data == "full", self._place)
             self._background = Background()
+            if spec.key_data != "off":
+                self._weights = WeightRecorder(spec.digest, self._writer, self._background)
             first = self._place is None or self._place.rank == 0
             if first and spec.configurations and spec.configuration is not None:
                 write_json(folder / layout.CONFIGURATIONS, spec.configuration)

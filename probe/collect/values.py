@@ -163,7 +163,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor, without its history: of the same memory, still to be conjugated if lazily so.
+    """What this process holds of a tensor, without its history: the same memory, and still conjugated lazily if it was.
 
     Raises:
         RecordError: The tensor is sparse or quantised, or has no storage.

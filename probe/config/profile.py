@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from probe.config.base import StrictModel
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
-from probe.types import Stage
+from probe.types import DigestPlace, Stage
 
 _STARTS_RANKS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
 
@@ -117,6 +117,10 @@ class Record(StrictModel):
     key_data: Literal["full", "digests", "off"] = "full"
     """``full`` keeps values, ``digests`` only their digests and statistics (the verdict is the same), ``off``
     nothing."""
+    digest: DigestPlace = "auto"
+    """Where weights are digested at the end of each step: ``host`` copies them there and takes XXH3; ``device`` digests
+    them where they lie, which copies nothing, and takes tens of times as long for those on the host; ``auto`` is
+    ``device`` when a CUDA device or an NPU holds any of the weights. Two runs are compared where both did the same."""
     layers: Layers = Field(default_factory=Layers)
     """How the layers of the culprit stage are dumped."""
     on_error: Literal["raise", "continue"] = "raise"

@@ -44,6 +44,7 @@ def run_spec(
         run=run,
         dump_path=str(dump_path),
         key_data=profile.record.key_data,
+        digest=profile.record.digest,
         dump_stages=stages,
         step_start=first,
         step_end=last,

@@ -186,6 +186,7 @@ class DumpWriter:
         self._hashers: dict[int, Hasher] = {}
         self._counts: Counter[int] = Counter()
         self._steps: Counter[int] = Counter()
+        self._digests: dict[str, str] = {}
         self._lock = threading.Lock()
         self._numbers: Counter[tuple[str, int, int, int]] = Counter()
         self._calls: Counter[tuple[str, int, int, int, str]] = Counter()
@@ -272,6 +273,17 @@ class DumpWriter:
         write_json(folder / f"{stem}.json", {"data": described})
         for path, dtype, shape, value in entries:
             self.add(tag, step, rank, 0, path, None, None, dtype, shape, value)
+
+    def name_digest(self, tag: str, algorithm: str) -> None:
+        """Says by which algorithm the digests of a tag are made, before the first of them is added.
+
+        Args:
+            tag: Key-data name.
+            algorithm: Its name; that of all other records needs not be named.
+        """
+        if algorithm != ALGORITHM:
+            self._digests[tag] = algorithm
+            self._update(digests=self._digests)
 
     def finish_step(self, step: int) -> None:
         """Notes that a step is whole: nothing can be added to it any more."""
