@@ -6,7 +6,7 @@ step to the next, or in one of two runs, stays comparable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import torch
@@ -61,8 +61,7 @@ class WeightRecorder:
         ]
         if not tensors:
             return
-        if self._place == "auto":
-            self._place = "device" if any(tensor.device.type in _DEVICES for _, tensor in tensors) else "host"
+        self._place = decided(self._place, (tensor.device.type for _, tensor in tensors))
         if self._place == "device" and not self._named:
             self._background.submit(partial(self._writer.name_digest, TAG, device_digest.NAME), 0)
             self._named = True
@@ -91,6 +90,22 @@ class WeightRecorder:
                 shot = Snapshot.take(tensor)
                 self._background.submit(partial(_append, entries, path, shot), shot.size)
         return entries
+
+
+def decided(place: DigestPlace, device_types: Iterable[str]) -> DigestPlace:
+    """Where weights are digested, once it is known where they lie.
+
+    Args:
+        place: What was asked for.
+        device_types: Of each of them, such as ``cpu``.
+
+    Example:
+        >>> decided("auto", ["cpu", "cuda"])
+        'device'
+    """
+    if place != "auto":
+        return place
+    return "device" if any(kind in _DEVICES for kind in device_types) else "host"
 
 
 def _append(entries: list[DigestEntry], path: str, shot: Snapshot) -> None:
