@@ -138,7 +138,9 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def bench(
-    name: Annotated[str | None, typer.Argument(help="recording, bytes or digests; all of them without it.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="recording, bytes, digests or device-digest; all without it.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure on this machine what recording and comparing cost, as ratios. Takes some minutes."""

@@ -115,7 +115,7 @@ def test_command_line_says_what_is_wrong_before_prefect_starts() -> None:
         (["check", "demo", "--set", "trainer.config.msprobe_config.reference_dmp=true"], ["reference_dump"]),
         (["check", "demo", "--out", "/proc/nowhere"], ["/proc/nowhere"]),
         (["compare", "only-one"], ["dump_b"]),
-        (["bench", "nope"], ["nope", "recording, bytes, digests"]),
+        (["bench", "nope"], ["nope", "recording, bytes, digests, device-digest"]),
     ],
 )
 def test_bad_usage_is_one_sentence_and_64(

@@ -109,6 +109,33 @@ class DigestsSize:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceDigestSize:
+    """One tensor, digested by each contender.
+
+    Example:
+        >>> DeviceDigestSize(tensor_bytes=1024).disk_bytes
+        0
+    """
+
+    tensor_bytes: int = 64 * _MIB
+    """A multiple of 4, as it is float32."""
+    rounds: int = 6
+
+    @property
+    def disk_bytes(self) -> int:
+        """Most that lies on the disk at once."""
+        return 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the document."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """For a child process."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """One size for each benchmark, under its name.
 
@@ -120,6 +147,7 @@ class Sizes:
     recording: RecordingSize = field(default_factory=RecordingSize)
     bytes: BytesSize = field(default_factory=BytesSize)
     digests: DigestsSize = field(default_factory=DigestsSize)
+    device_digest: DeviceDigestSize = field(default_factory=DeviceDigestSize)
 
 
 REFERENCE = Sizes()

@@ -11,6 +11,7 @@ from typing import Any
 
 from probe.bench import sizes
 from probe.bench.byte_files import measure_bytes
+from probe.bench.device_digest import measure_device_digest
 from probe.bench.digests import measure_digests
 from probe.bench.processes import require_room, scratch_folder
 from probe.bench.recording import measure_recording
@@ -18,7 +19,7 @@ from probe.errors import UsageError
 
 log = logging.getLogger("firstdiff")
 
-NAMES = ("recording", "bytes", "digests")
+NAMES = ("recording", "bytes", "digests", "device-digest")
 """What ``firstdiff bench`` takes."""
 
 
@@ -38,6 +39,8 @@ class Number:
     at_most: float | None = None
     at_least: float | None = None
     """Its target is one of the two, or it has none."""
+    missing: str = "msprobe is not installed"
+    """Why it may not have been measured."""
 
     @property
     def target(self) -> dict[str, float]:
@@ -69,6 +72,24 @@ NUMBERS = (
     ),
     Number("digests", "records_per_second", "{} records a second compare by digest", at_least=1_000_000),
     Number("digests", "peak_memory_mb", "comparing by digest needs {} MB of memory", at_most=300),
+    Number(
+        "device-digest",
+        "reference_over_xxh3",
+        "the device digest's reference in NumPy takes {} times as long as xxh3",
+        missing="xxhash is not installed",
+    ),
+    Number(
+        "device-digest",
+        "torch_on_host_over_xxh3",
+        "the device digest on the host takes {} times as long as xxh3",
+        missing="xxhash is not installed",
+    ),
+    Number(
+        "device-digest",
+        "on_device_over_copying",
+        "the digest on the device takes {} times as long as copying to the host and digesting there",
+        missing="there is no device",
+    ),
 )
 
 
@@ -95,6 +116,10 @@ def run_benchmarks(name: str | None = None, wanted: sizes.Sizes | None = None) -
         "recording": (chosen.recording.disk_bytes, lambda folder: measure_recording(chosen.recording, folder)),
         "bytes": (chosen.bytes.disk_bytes, lambda folder: measure_bytes(chosen.bytes, folder)),
         "digests": (chosen.digests.disk_bytes, lambda folder: measure_digests(chosen.digests, folder)),
+        "device-digest": (
+            chosen.device_digest.disk_bytes,
+            lambda folder: measure_device_digest(chosen.device_digest, folder),
+        ),
     }
     names = NAMES if name is None else (name,)
     load = os.getloadavg()[0]
@@ -119,7 +144,7 @@ def summary(document: dict[str, Any]) -> list[str]:
 
 def _line(number: Number, measured: float | None) -> str:
     if measured is None:
-        return f"{number.says.format('?')} (not measured: msprobe is not installed)"
+        return f"{number.says.format('?')} (not measured: {number.missing})"
     said = number.says.format(_digits(measured))
     for name, limit in number.target.items():
         said += f" (target: {name.replace('_', ' ')} {_digits(limit)}{'' if number.met(measured) else '; missed'})"
