@@ -2,7 +2,7 @@
 
 Operations on integers only. Nothing here waits for a device before ``DeviceDigests.fetch``: a tensor's two sums stay
 where they were computed, 16 bytes for each. A tensor is read in chunks, so that beside it only some buffers of one
-chunk are needed: 1 MB on the host, 48 MB on a device, whatever its size, type and strides.
+chunk are needed: 1 MB on the host, 48 MiB on a device, whatever its size, type and strides.
 
 On a device, a chunk costs some twenty kernel launches and no copy to the host. On the host the same takes tens of times
 as long as xxh3, so that it is not used there by itself.
@@ -118,8 +118,9 @@ class DeviceDigests:
         first = before + 1
         mixed = torch.arange(first, first + words.numel(), dtype=torch.int64, device=words.device) * keys
         mixed.bitwise_xor_(words)
+        upper = torch.empty_like(mixed)
         for factor, (_, shift) in zip(factors, ROUNDS, strict=True):
-            upper = mixed.mul_(factor) >> shift
+            torch.bitwise_right_shift(mixed.mul_(factor), shift, out=upper)
             mixed.bitwise_xor_(upper.bitwise_and_((1 << (64 - shift)) - 1))  # the shift has copied the sign
         return mixed.sum(dim=1)
 

@@ -229,6 +229,28 @@ def test_only_integers_are_computed_with_and_nothing_waits(layout: str) -> None:
     assert digests.fetch()[ticket] == reference(tensor.resolve_conj().clone())
 
 
+@pytest.mark.parametrize("layout", ["plain", "transposed", "odd", "conjugated", "turned and conjugated"])
+def test_what_is_held_at_once_is_six_chunks_at_most(layout: str) -> None:
+    """By the profiler's account of every piece of memory that torch takes and gives back."""
+    chunk, plain = 1 << 14, torch.ones(1024, 1024)
+    pairs = torch.view_as_complex(plain.reshape(1024, 512, 2)).conj()
+    tensor = {
+        "plain": plain,
+        "transposed": plain.t(),
+        "odd": plain.bfloat16().reshape(-1)[1:],
+        "conjugated": pairs,
+        "turned and conjugated": pairs.t(),
+    }[layout]
+    digests = DeviceDigests(chunk)
+    digests.add(torch.ones(3))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        digests.add(tensor)
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
+    assert 4 * 8 * chunk <= held.max() <= 6 * 8 * chunk
+    assert held[-1] <= 1024  # the sums
+
+
 @pytest.mark.parametrize("count", [1, 10, 300])
 def test_many_are_fetched_by_the_same_few_operations(count: int) -> None:
     digests = DeviceDigests()

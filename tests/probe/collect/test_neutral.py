@@ -29,7 +29,7 @@ from probe.trainer.parallel import Ranks
 from probe.types import RunSpec
 
 STEPS = 20
-KEY_DATA = ["full", "digests", "off"]
+KEY_DATA = ["full", "digests", "device", "off"]
 
 Opened = Callable[[str], Probe]
 
@@ -42,11 +42,14 @@ def global_state(torch_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opened]:
-    """Opens a probe that keeps as much as is said; ``none`` is inert."""
+    """Opens a probe that keeps as much as is said; ``none`` is inert, ``device`` digests as on a device."""
     made: list[Probe] = []
 
     def make(key_data: Any) -> Probe:
-        spec = None if key_data == "none" else RunSpec(run="a", dump_path=str(tmp_path / key_data), key_data=key_data)
+        spec = None
+        if key_data != "none":
+            kept, place = ("digests", "device") if key_data == "device" else (key_data, "auto")
+            spec = RunSpec(run="a", dump_path=str(tmp_path / key_data), key_data=kept, digest=place)
         made.append(Probe(spec))
         return made[-1]
 
