@@ -147,7 +147,8 @@ def doctor(as_json: Json = False) -> None:
 @app.command()
 def bench(
     name: Annotated[
-        str | None, typer.Argument(help="recording, bytes, digests or overhead; all of them without it.")
+        str | None,
+        typer.Argument(help="recording, bytes, digests, device-digest, traces or overhead; all of them without it."),
     ] = None,
     as_json: Json = False,
 ) -> None:

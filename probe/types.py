@@ -77,6 +77,7 @@ ROLES_OF_STAGE: dict[str, tuple[str, ...]] = {
 Verdict = Literal["identical", "equivalent", "divergent", "inconclusive"]
 KeyData = Literal["full", "digests", "off"]
 OnError = Literal["raise", "continue"]
+DigestPlace = Literal["auto", "host", "device"]
 RunName = Literal["a", "b", "c", "d"]
 
 STACK_SIGNAL = 39
@@ -104,6 +105,9 @@ class RunSpec:
     """``full``: digests, statistics and values; ``digests``: no values; ``off``: nothing."""
     trace: bool = False
     """Whether every event is recorded in execution order: modules, gradients, weights, random states, optimizers."""
+    digest: DigestPlace = "auto"
+    """Where weights are digested: on the ``host`` after a copy, on the ``device`` where they lie; ``auto`` takes the
+    device when a CUDA device or an NPU holds any."""
     configurations: bool = True
     """Whether ``configurations.json`` is written."""
     dump_stages: tuple[str, ...] = ()

@@ -130,7 +130,7 @@ def test_command_line_says_what_is_wrong_before_prefect_starts() -> None:
         (["prune", "--checks", ".", "--max-bytes", "many"], ["many", "20G"]),
         (["prune", "--checks", "nowhere", "--max-checks", "1"], ["nowhere", "--checks"]),
         (["unpack", "nowhere", "x"], ["nowhere", "no such dump folder"]),
-        (["bench", "nope"], ["nope", "recording, bytes, digests, overhead"]),
+        (["bench", "nope"], ["nope", "recording, bytes, digests, device-digest, traces, overhead"]),
     ],
 )
 def test_bad_usage_is_one_sentence_and_64(

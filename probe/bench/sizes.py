@@ -131,6 +131,33 @@ class OverheadSize:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceDigestSize:
+    """One tensor, digested by each contender.
+
+    Example:
+        >>> DeviceDigestSize(tensor_bytes=1024).disk_bytes
+        0
+    """
+
+    tensor_bytes: int = 64 * _MIB
+    """A multiple of 4, as it is float32."""
+    rounds: int = 6
+
+    @property
+    def disk_bytes(self) -> int:
+        """Most that lies on the disk at once."""
+        return 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the document."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """For a child process."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
 class TracesSize:
     """Two dumps with traces that differ from the middle on, in each rank.
 
@@ -173,6 +200,7 @@ class Sizes:
     recording: RecordingSize = field(default_factory=RecordingSize)
     bytes: BytesSize = field(default_factory=BytesSize)
     digests: DigestsSize = field(default_factory=DigestsSize)
+    device_digest: DeviceDigestSize = field(default_factory=DeviceDigestSize)
     traces: TracesSize = field(default_factory=TracesSize)
     overhead: OverheadSize = field(default_factory=OverheadSize)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from probe.bench import sizes
 from probe.bench.byte_files import measure_bytes
+from probe.bench.device_digest import measure_device_digest
 from probe.bench.digests import measure_digests
 from probe.bench.overhead import measure_overhead
 from probe.bench.processes import require_room, scratch_folder
@@ -20,7 +21,7 @@ from probe.errors import UsageError
 
 log = logging.getLogger("firstdiff")
 
-NAMES = ("recording", "bytes", "digests", "traces", "overhead")
+NAMES = ("recording", "bytes", "digests", "device-digest", "traces", "overhead")
 """What ``firstdiff bench`` takes."""
 
 
@@ -40,6 +41,8 @@ class Number:
     at_most: float | None = None
     at_least: float | None = None
     """Its target is one of the two, or it has none."""
+    missing: str = "msprobe is not installed"
+    """Why it may not have been measured."""
 
     @property
     def target(self) -> dict[str, float]:
@@ -71,6 +74,24 @@ NUMBERS = (
     ),
     Number("digests", "records_per_second", "{} records a second compare by digest", at_least=1_000_000),
     Number("digests", "peak_memory_mb", "comparing by digest needs {} MB of memory", at_most=300),
+    Number(
+        "device-digest",
+        "reference_over_xxh3",
+        "the device digest's reference in NumPy takes {} times as long as xxh3",
+        missing="xxhash is not installed",
+    ),
+    Number(
+        "device-digest",
+        "torch_on_host_over_xxh3",
+        "the device digest on the host takes {} times as long as xxh3",
+        missing="xxhash is not installed",
+    ),
+    Number(
+        "device-digest",
+        "on_device_over_copying",
+        "the digest on the device takes {} times as long as copying to the host and digesting there",
+        missing="there is no device",
+    ),
     Number("traces", "seconds", "the first traced event that differs is found in {} s", at_most=60),
     Number("traces", "trace_memory_mb", "finding it needs {} MB of memory", at_most=1000),
     Number(
@@ -106,6 +127,10 @@ def run_benchmarks(name: str | None = None, wanted: sizes.Sizes | None = None) -
         "recording": (chosen.recording.disk_bytes, lambda folder: measure_recording(chosen.recording, folder)),
         "bytes": (chosen.bytes.disk_bytes, lambda folder: measure_bytes(chosen.bytes, folder)),
         "digests": (chosen.digests.disk_bytes, lambda folder: measure_digests(chosen.digests, folder)),
+        "device-digest": (
+            chosen.device_digest.disk_bytes,
+            lambda folder: measure_device_digest(chosen.device_digest, folder),
+        ),
         "traces": (chosen.traces.disk_bytes, lambda folder: measure_traces(chosen.traces, folder)),
         "overhead": (chosen.overhead.disk_bytes, lambda folder: measure_overhead(chosen.overhead, folder)),
     }
@@ -132,7 +157,7 @@ def summary(document: dict[str, Any]) -> list[str]:
 
 def _line(number: Number, measured: float | None) -> str:
     if measured is None:
-        return f"{number.says.format('?')} (not measured: msprobe is not installed)"
+        return f"{number.says.format('?')} (not measured: {number.missing})"
     said = number.says.format(_digits(measured))
     for name, limit in number.target.items():
         said += f" (target: {name.replace('_', ' ')} {_digits(limit)}{'' if number.met(measured) else '; missed'})"

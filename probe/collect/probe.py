@@ -21,7 +21,7 @@ from probe.collect.spec import spec_from_env
 from probe.collect.stacks import show_stacks_on_signal
 from probe.collect.trace import ExecutionTracer, Tracer, Untraced
 from probe.collect.values import count, host_mask, named
-from probe.collect.weights import save_weights
+from probe.collect.weights import WeightRecorder
 from probe.errors import DumpError, RecordError
 from probe.store import layout
 from probe.store.background import Background
@@ -58,6 +58,7 @@ class Probe:
         self._step = 0
         self._writer: DumpWriter | None = None
         self._background: Background | None = None
+        self._weights: WeightRecorder | None = None
         self._layers: LayerDumper | None = None
         self._tracer: Tracer = Untraced()
         self._environment_written = False
@@ -238,8 +239,8 @@ class Probe:
                 self._own_process()
                 self._tracer.step(self._step + 1)
                 self._write_environment(self._spec)
-                if self._spec.key_data != "off":
-                    save_weights(self._models, self._step, self._rank(None), writer, background)
+                if self._weights is not None:
+                    self._weights.save(self._models, self._step, self._rank(None))
                 background.submit(partial(writer.finish_step, self._step), 0)
         self._step += 1
         if self.finished:
@@ -310,6 +311,8 @@ class Probe:
         with self._guard():
             self._writer = DumpWriter(folder, spec.run, spec.key_data == "full", self._place, spec.trace)
             self._background = Background()
+            if spec.key_data != "off":
+                self._weights = WeightRecorder(spec.digest, self._writer, self._background)
             if spec.trace:
                 self._tracer = ExecutionTracer(
                     self._writer, self._background, lambda: self._rank(None), self._raise_guarded

@@ -159,6 +159,15 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return own_part(tensor).resolve_conj().resolve_neg()
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor, without its history: the same memory, and still conjugated lazily if it was.
+
+    Raises:
+        RecordError: The tensor is sparse or quantised, or has no storage.
+    """
     if tensor.is_nested:
         raise RecordError("a nested tensor cannot be recorded; save its parts")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
@@ -169,7 +178,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
         plain = plain.to_local()
     if hasattr(plain, "trigger_wait"):  # the result of a collective that may still run
         plain = plain.trigger_wait()
-    result: torch.Tensor = plain.resolve_conj().resolve_neg()
+    result: torch.Tensor = plain
     return result
 
 

@@ -78,7 +78,6 @@ class _Comparer:
     def __init__(self, a: Dump, b: Dump, last_step: int | None) -> None:
         self._a, self._b = _Side(a), _Side(b)
         self._last_step = last_step
-        self._by_digest = a.digest_algorithm == b.digest_algorithm
         known = [dump.last_whole_step for dump in (a, b) if dump.last_whole_step is not None]
         reach = None if a.complete and b.complete else min(known, default=None)
         self._result = KeyDataComparison(problems=[*a.problems, *b.problems], compared_to_step=reach)
@@ -87,10 +86,8 @@ class _Comparer:
         a, b, result = self._a.dump, self._b.dump, self._result
         if not a.ranks and not b.ranks:
             result.problems.append(NOTHING_RECORDED)
-        if not self._by_digest and a.digest_algorithm and b.digest_algorithm:
-            algorithms = f"{a.digest_algorithm}, {b.digest_algorithm}"
-            result.problems.append(f"digests are of different algorithms ({algorithms}); only values count")
         ranks = sorted({*a.ranks, *b.ranks})
+        result.problems += _unlike_algorithms(a, b, ranks)
         try:
             unequal = [rank for rank in ranks if not self._take_equal_index(rank)]
             if unequal:
@@ -106,7 +103,7 @@ class _Comparer:
     def _take_equal_index(self, rank: int) -> bool:
         """Counts a rank whose indexes are the same file; False when they are not known to be."""
         one, two = self._a.dump.ranks.get(rank), self._b.dump.ranks.get(rank)
-        equal = self._by_digest and one is not None and two is not None and one.seal is not None
+        equal = self._all_by_digest(rank) and one is not None and two is not None and one.seal is not None
         if not equal or not isinstance(one, RankIndex) or two is None or one.seal != two.seal:
             return False
         last = b""
@@ -140,6 +137,16 @@ class _Comparer:
     def _unreadable(self, one: Record, two: Record) -> str | None:
         return self._a.unreadable(one) or self._b.unreadable(two)
 
+    def _by_digest(self, rank: int, tag: str) -> bool:
+        """Whether both runs have digests of the same algorithm for a tag."""
+        return self._a.dump.algorithm(rank, tag) == self._b.dump.algorithm(rank, tag)
+
+    def _all_by_digest(self, rank: int) -> bool:
+        """Whether they have for every tag: equal lines are equal records then."""
+        a, b = self._a.dump, self._b.dump
+        tags = {*a.digests_of_tags.get(rank, ()), *b.digests_of_tags.get(rank, ())}
+        return a.digest_algorithm == b.digest_algorithm and all(self._by_digest(rank, tag) for tag in tags)
+
     def _is_later(self, step: int) -> bool:
         return self._last_step is not None and step > self._last_step
 
@@ -153,7 +160,7 @@ class _Comparer:
             for rank in unequal:
                 left, right = self._a.take(rank, step), self._b.take(rank, step)
                 lines = b"".join(left.lines)
-                if self._by_digest and lines and left.lines == right.lines and all_have_digests(lines):
+                if self._all_by_digest(rank) and lines and left.lines == right.lines and all_have_digests(lines):
                     for (_, tag), count in count_lines(lines, left.path).items():
                         self._result.count("same", tag, step, rank, count)
                     self._look_for_values(rank, lines, left.path)
@@ -194,7 +201,7 @@ class _Comparer:
             return entry("missing" if two is None else "extra")
         if one.stage != two.stage and one.digest is not None and two.digest is not None:
             return entry("different", f"saved in {one.stage or 'no stage'} in a, in {two.stage or 'no stage'} in b")
-        if self._by_digest and one.digest is not None and two.digest is not None:
+        if self._by_digest(rank, one.tag) and one.digest is not None and two.digest is not None:
             if (one.dtype, one.shape, one.digest) == (two.dtype, two.shape, two.digest):
                 problem = self._unreadable(one, two)
                 return entry("unreadable" if problem else "same", problem)
@@ -274,6 +281,20 @@ class _Comparer:
             result.add(Entry(status, step, 0, LAST_POSITION, one, two))
         if steps.stop - steps.start > _STEPS_NAMED and self._last_step is None:
             result.counts["missing" if only_a else "extra"] += steps.stop - steps.start - _STEPS_NAMED
+
+
+def _unlike_algorithms(a: Dump, b: Dump, ranks: list[int]) -> list[str]:
+    """What the two runs digested by different algorithms: one sentence for all, or one for each tag."""
+    one, two = a.digest_algorithm, b.digest_algorithm
+    if one != two:
+        return [f"digests are of different algorithms ({one}, {two}); only values count"] if one and two else []
+    problems: dict[str, None] = {}
+    for rank in ranks:
+        for tag in sorted({*a.digests_of_tags.get(rank, ()), *b.digests_of_tags.get(rank, ())}):
+            of_a, of_b = a.algorithm(rank, tag), b.algorithm(rank, tag)
+            if of_a != of_b:
+                problems[f"{tag}: digests are of different algorithms ({of_a}, {of_b}); only values count"] = None
+    return list(problems)
 
 
 class _Order:

@@ -12,7 +12,7 @@ from probe.config.training import NOT_INTEGRATED, TrainingConfig
 from probe.config.variables import Source, TextOrSource
 from probe.errors import ConfigError
 from probe.masking import is_masked
-from probe.types import ROLES_OF_STAGE, Stage
+from probe.types import ROLES_OF_STAGE, DigestPlace, Stage
 
 _WITH_GRADIENTS = (None, "actor_update", "critic_update")
 """Stages that have a backward pass; None is any."""
@@ -182,6 +182,10 @@ class Record(StrictModel):
     trace: bool = False
     """Whether each rank's events are recorded in execution order: modules entered and left, gradients, weights and
     buffers, random states, optimizer steps, saved data. Two equal runs have equal traces, byte for byte."""
+    digest: DigestPlace = "auto"
+    """Where weights are digested at the end of each step: ``host`` copies them there and takes XXH3; ``device`` digests
+    them where they lie, which copies nothing, and takes tens of times as long for those on the host; ``auto`` is
+    ``device`` when a CUDA device or an NPU holds any of the weights. Two runs are compared where both did the same."""
     layers: Layers = Field(default_factory=Layers)
     """How the layers of the culprit stage are dumped."""
     on_error: Literal["raise", "continue"] = "raise"

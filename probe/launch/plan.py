@@ -48,6 +48,7 @@ def run_spec(
         dump_path=str(dump_path),
         key_data=profile.record.key_data,
         trace=profile.record.trace,
+        digest=profile.record.digest,
         dump_stages=stages,
         step_start=first,
         step_end=last,

@@ -1,13 +1,14 @@
 """Digests: 128 bits over a tensor's dtype, shape and bytes, in order.
 
-XXH3-128 (https://xxhash.com) when the package xxhash is there, else BLAKE2b cut to 128 bits from the standard
-library. The manifest names which: digests of two algorithms are never compared with each other.
+XXH3-128 (https://xxhash.com) when the package xxhash is there, else the reference of ``probe.store.device_digest`` in
+NumPy. The manifest names which: digests of two algorithms are never compared with each other.
 """
 
 from __future__ import annotations
 
-import hashlib
 from typing import Protocol
+
+from probe.store import device_digest
 
 try:
     import xxhash
@@ -27,13 +28,13 @@ class Hasher(Protocol):
         ...
 
 
-ALGORITHM = "blake2b-128" if xxhash is None else "xxh3-128"
+ALGORITHM = device_digest.NAME if xxhash is None else "xxh3-128"
 """What the manifest names."""
 
 
 def hasher() -> Hasher:
-    """A fresh hasher of ``ALGORITHM``."""
-    return hashlib.blake2b(digest_size=16) if xxhash is None else xxhash.xxh3_128()
+    """A fresh hasher of ``ALGORITHM`` for the bytes of a file; values have ``digest``."""
+    return device_digest.Lanes() if xxhash is None else xxhash.xxh3_128()
 
 
 def digest(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> str:
@@ -51,7 +52,10 @@ def digest(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> str:
         >>> digest("uint8", (2,), b"ab") == digest("uint8", (2, 1), b"ab")
         False
     """
-    taken = hasher()
+    if xxhash is None:
+        return device_digest.digest(dtype, shape, data)
+    taken = xxhash.xxh3_128()
     taken.update(f"{dtype}{list(shape)}\n".encode())
     taken.update(data)
-    return taken.hexdigest()
+    result: str = taken.hexdigest()
+    return result

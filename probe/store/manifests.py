@@ -29,6 +29,8 @@ class Manifest:
 
     digest: str
     """Name of the digests' algorithm."""
+    digests: dict[int, dict[str, str]] = field(default_factory=dict, kw_only=True)
+    """Of each rank, the algorithm for the tags that have another."""
     ranks: list[int]
     """Ranks that have an index."""
     complete: bool
@@ -92,6 +94,7 @@ def _manifest_of_one(folder: Path, raw: dict[str, Any]) -> Manifest:
         problems.append(f"{folder}: the run did not finish; {raw['steps_finished']} steps are whole")
     return Manifest(
         digest=raw["digest"],
+        digests=dict.fromkeys(raw["ranks"], raw["digests"]),
         ranks=raw["ranks"],
         complete=raw["complete"],
         steps_finished=raw["steps_finished"],
@@ -121,6 +124,7 @@ def _merged(folder: Path, by_rank: dict[int, dict[str, Any]]) -> Manifest:
     finished = [raw["steps_finished"] for raw in one_by_one]
     return Manifest(
         digest=one_by_one[0]["digest"],
+        digests={rank: raw["digests"] for raw in one_by_one for rank in raw["ranks"]},
         ranks=[rank for raw in one_by_one for rank in raw["ranks"]],
         complete=not problems,
         steps_finished=min(finished) if len(by_rank) == size else 0,
@@ -185,7 +189,8 @@ def _read_of_rank(path: Path, rank: int) -> dict[str, Any]:
 
 def _read(path: Path, further: dict[str, type] | None = None) -> dict[str, Any]:
     try:
-        manifest = {"traces": {}, **layout.read_json(path)}  # a recording without traces need not name them
+        # traces: where there are any; digests: where a tag has another than the rest; files: not in earlier recordings
+        manifest = {"traces": {}, "digests": {}, "files": [], **layout.read_json(path)}
         if manifest["format"] > layout.FORMAT:
             raise DumpError(f"{path}: format {manifest['format']} is newer than this Firstdiff reads")
         if manifest["format"] != layout.FORMAT:
@@ -195,6 +200,7 @@ def _read(path: Path, further: dict[str, type] | None = None) -> dict[str, Any]:
             "complete": bool,
             "steps_finished": int,
             "digest": str,
+            "digests": dict,
             "errors": list,
             "records": dict,
             "index_digests": dict,
@@ -205,13 +211,15 @@ def _read(path: Path, further: dict[str, type] | None = None) -> dict[str, Any]:
         }
         if not all(isinstance(manifest[key], kind) for key, kind in expected.items()):
             raise ValueError("a value has the wrong type")
+        if not all(isinstance(name, str) and name for name in manifest["digests"].values()):
+            raise ValueError("a digest's algorithm has no name")
         if not all(isinstance(rank, int) and rank >= 0 for rank in manifest["ranks"]):
             raise ValueError("a rank is not a number")
         if len(set(manifest["ranks"])) < len(manifest["ranks"]):
             raise ValueError("a rank is listed twice")
         if isinstance(manifest["steps_finished"], bool) or manifest["steps_finished"] < 0 or not manifest["digest"]:
             raise ValueError("a value has the wrong type")
-        files = manifest.setdefault("files", [])  # earlier recordings do not say
+        files = manifest["files"]
         if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
             raise ValueError("a value has the wrong type")
         if not all(layout.says_what_was_run(name) for name in files):

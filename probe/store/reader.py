@@ -58,8 +58,14 @@ class Dump:
     """Steps that the run finished; None where there is no manifest."""
     digest_algorithm: str | None = None
     """What the digests are; None where there are none."""
+    digests_of_tags: Mapping[int, Mapping[str, str]] = field(default_factory=dict, kw_only=True)
+    """Of each rank, what the digests of the tags are that have others."""
     problems: list[str] = field(default_factory=list)
     """What could not be read, and what makes the run incomplete: one sentence each."""
+
+    def algorithm(self, rank: int, tag: str) -> str | None:
+        """What the digests of a rank's records of a tag are; None where there are none."""
+        return self.digests_of_tags.get(rank, {}).get(tag, self.digest_algorithm)
 
     def end(self, rank: int) -> int | None:
         """The step in which an incomplete run's records of a rank end: what is absent from it on is unknown.
@@ -138,7 +144,15 @@ def read_dump(folder: Path) -> Dump:
     if not problems and not whole:
         problems += _unlisted_values(folder, ranks)
     problems += _unlisted_indexes(folder, ranks)
-    return Dump(folder, ranks, not problems, manifest.steps_finished, manifest.digest, problems)
+    return Dump(
+        folder,
+        ranks,
+        not problems,
+        manifest.steps_finished,
+        manifest.digest,
+        problems,
+        digests_of_tags=manifest.digests,
+    )
 
 
 def _read_packed(folder: Path) -> Dump:

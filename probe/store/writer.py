@@ -192,6 +192,7 @@ class DumpWriter:
         self._hashers: dict[int, Hasher] = {}
         self._counts: Counter[int] = Counter()
         self._steps: Counter[int] = Counter()
+        self._digests: dict[str, str] = {}
         self._lock = threading.Lock()
         self._numbers: Counter[tuple[str, int, int, int]] = Counter()
         self._calls: Counter[tuple[str, int, int, int, str]] = Counter()
@@ -294,6 +295,17 @@ class DumpWriter:
             raise RecordError(f"an event of rank {rank} in the process of rank {self._place.rank}: each traces its own")
         for event in events:
             self._trace.append(rank, event, algorithms)
+
+    def name_digest(self, tag: str, algorithm: str) -> None:
+        """Says by which algorithm the digests of a tag are made, before the first of them is added.
+
+        Args:
+            tag: Key-data name.
+            algorithm: Its name; that of all other records needs not be named.
+        """
+        if algorithm != ALGORITHM:
+            self._digests[tag] = algorithm
+            self._update(digests=self._digests)
 
     def finish_step(self, step: int) -> None:
         """Notes that a step is whole: nothing can be added to it any more."""

@@ -17,13 +17,13 @@ import torch
 from probe.collect.trace.internals import without_modes
 from probe.collect.values import Snapshot, dtype_name, raw_bytes, to_host
 from probe.errors import RecordError
-from probe.store.digest import ALGORITHM, digest, hasher
+from probe.store.digest import ALGORITHM, digest
 
 Item = list[Any]
 """``[path, dtype, shape, digest]``; the digest is text, or ``Later`` until the event is written."""
 
 _KEPT = 4096
-"""Headers and scalars that are kept."""
+"""Scalars that are kept."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -53,7 +53,6 @@ class Digests:
     """Algorithms of the digests in the items."""
 
     def __init__(self) -> None:
-        self._headers: dict[Any, tuple[str, list[int], bytes]] = {}
         self._scalars: dict[tuple[type, str], tuple[str, list[int], str]] = {}
 
     def item(self, path: str, value: Any) -> Item:
@@ -90,32 +89,17 @@ class Digests:
             size = tensor.nbytes
             address = tensor.data_ptr()
             if address or not size:
-                name, shape, header = self._header(tensor)
-                taken = hasher()
-                taken.update(header)
-                if size:
-                    memory: Any = (ctypes.c_char * size).from_address(address)
-                    taken.update(memory)
-                return name, shape, taken.hexdigest()
+                name, shape = dtype_name(tensor), tuple(tensor.shape)
+                memory: Any = (ctypes.c_char * size).from_address(address) if size else b""
+                return name, list(shape), digest(name, shape, memory)
         if type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
             raise RecordError(f"a {type(tensor).__name__} has no values")
         with torch.no_grad(), without_modes():
             host = to_host(tensor)
-        name, shape, _ = self._header(host)
+        name, shape = dtype_name(host), tuple(host.shape)
         if tensor.is_cpu:
-            return name, shape, digest(name, tuple(shape), raw_bytes(host))
-        return name, shape, Later(lambda: digest(name, tuple(shape), raw_bytes(host)), host.nbytes)
-
-    def _header(self, tensor: torch.Tensor) -> tuple[str, list[int], bytes]:
-        key = (tensor.dtype, tensor.shape)
-        found = self._headers.get(key)
-        if found is None:
-            name, shape = dtype_name(tensor), list(tensor.shape)
-            found = name, shape, f"{name}{shape}\n".encode()
-            if len(self._headers) > _KEPT:
-                self._headers.clear()
-            self._headers[key] = found
-        return found
+            return name, list(shape), digest(name, shape, raw_bytes(host))
+        return name, list(shape), Later(lambda: digest(name, shape, raw_bytes(host)), host.nbytes)
 
     def _scalar(self, value: Any) -> tuple[str, list[int], str]:
         key = (type(value), repr(value))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from probe.bench.sizes import BytesSize, DigestsSize, OverheadSize, RecordingSize, Sizes, TracesSize
+from probe.bench.sizes import BytesSize, DeviceDigestSize, DigestsSize, OverheadSize, RecordingSize, Sizes, TracesSize
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -20,13 +20,14 @@ TINY = Sizes(
     RecordingSize(layers=1, hidden=32, prompts=2, samples=2, response_tokens=3, steps=1, rounds=2),
     BytesSize(files=3, file_bytes=10_000, rounds=2),
     DigestsSize(ranks=2, records=50, steps=2, rounds=2),
+    DeviceDigestSize(tensor_bytes=4000, rounds=2),
     TracesSize(ranks=2, events=4000, steps=2, rounds=2),
     OverheadSize(rounds=1),
 )
 
 COMMAND = f"""
 from probe.bench import sizes
-from probe.bench.sizes import BytesSize, DigestsSize, OverheadSize, RecordingSize, Sizes, TracesSize
+from probe.bench.sizes import BytesSize, DeviceDigestSize, DigestsSize, OverheadSize, RecordingSize, Sizes, TracesSize
 
 sizes.REFERENCE = {TINY!r}
 from flows.cli import main

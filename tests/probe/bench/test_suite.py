@@ -20,6 +20,7 @@ RATIOS = {
     "recording": ["key_data_over_off", "single_save_over_off"],
     "bytes": ["times_as_fast_as_single_comparator", "times_as_fast_as_plain_reading"],
     "digests": ["records_per_second", "peak_memory_mb"],
+    "device-digest": ["reference_over_xxh3", "torch_on_host_over_xxh3"],
     "traces": ["seconds", "trace_memory_mb"],
     "overhead": ["outside_trainer_seconds", "first_outside_trainer_seconds"],
 }
@@ -47,24 +48,21 @@ def test_every_ratio_is_a_positive_number(measured):
 
 
 def test_every_contender_has_its_seconds_of_every_round(measured, tiny):
-    official = {
-        "recording": {"single_save"},
-        "bytes": {"single_comparator"},
-        "digests": set(),
-        "traces": set(),
-        "overhead": set(),
-    }
+    official = {"recording": {"single_save"}, "bytes": {"single_comparator"}}
     own = {
         "recording": {"off", "key_data"},
         "bytes": {"ours", "plain_reading"},
         "digests": {"ours"},
         "traces": {"ours"},
         "overhead": {"check", "trainers"},
+        "device-digest": {"xxh3", "reference", "torch_on_host"},
     }
+    if measured.document["benchmarks"]["device-digest"]["device"]:
+        own["device-digest"] |= {"copying", "on_device"}
     for name, benchmark in measured.document["benchmarks"].items():
         assert set(benchmark["contenders"]) == own[name] | (official.get(name, set()) if HAS_MSPROBE else set())
         for contender in benchmark["contenders"].values():
-            assert len(contender["seconds"]) == asdict(tiny)[name]["rounds"]
+            assert len(contender["seconds"]) == asdict(tiny)[name.replace("-", "_")]["rounds"]
             assert min(contender["seconds"]) <= contender["median_seconds"] <= max(contender["seconds"])
 
 
@@ -73,7 +71,7 @@ def test_the_document_says_what_was_run_and_where(measured, tiny):
     assert document["environment"]["versions"]["torch"]
     assert document["environment"]["platform"]["processors"]
     assert document["environment"]["load_average_before"] >= 0
-    assert {name: document["benchmarks"][name]["size"] for name in NAMES} == asdict(tiny)
+    assert {name.replace("-", "_"): document["benchmarks"][name]["size"] for name in NAMES} == asdict(tiny)
     assert document["benchmarks"]["recording"]["device"] in ("cpu", "cuda", "npu")
 
 
@@ -109,11 +107,21 @@ def test_what_msprobe_was_not_there_for_is_said():
     ]
 
 
+def test_what_there_was_no_device_for_is_said():
+    measured = {"reference_over_xxh3": 40.0, "torch_on_host_over_xxh3": 60.0, "on_device_over_copying": None}
+    *_, device, last = summary({"benchmarks": {"device-digest": measured}, "targets": {}})
+    assert device.endswith("(not measured: there is no device)")
+    assert last == "0 of 0 targets met"
+
+
 def test_an_unknown_name_is_refused_with_the_names_that_there_are(firstdiff):
     done = firstdiff("bench", "nope", "--json")
     assert done.status == 64
     assert "nope" in json.loads(done.stdout)["error"]
-    assert done.last_line == "firstdiff: nope: no such benchmark; there are recording, bytes, digests, traces, overhead"
+    assert (
+        done.last_line
+        == "firstdiff: nope: no such benchmark; there are recording, bytes, digests, device-digest, traces, overhead"
+    )
     with pytest.raises(UsageError, match="nope"):
         run_benchmarks("nope")
 
@@ -142,3 +150,4 @@ def test_the_reference_sizes_are_those_of_the_targets():
     assert (files.files, files.file_bytes) == (600, 1_000_000)
     assert (digests.ranks, digests.records) == (8, 100_000)
     assert (REFERENCE.traces.ranks, REFERENCE.traces.events) == (4, 2_000_000)
+    assert REFERENCE.device_digest.tensor_bytes == 64 << 20

@@ -29,7 +29,7 @@ from probe.trainer.parallel import Ranks
 from probe.types import RunSpec
 
 STEPS = 20
-KEY_DATA = ["full", "digests", "off"]
+KEY_DATA = ["full", "digests", "device", "off"]
 TRACED = ["traced", "traced again"]
 
 Opened = Callable[[str], Probe]
@@ -43,11 +43,18 @@ def global_state(torch_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opened]:
-    """Opens a probe that keeps as much as is said; ``none`` is inert, ``traced`` records every event too."""
+    """Opens a probe that keeps as much as is said.
+
+    ``none`` is inert, ``device`` digests as on a device, ``traced`` records every event too.
+    """
     made: list[Probe] = []
 
     def make(key_data: Any) -> Probe:
-        what = {"key_data": "digests", "trace": True} if key_data in TRACED else {"key_data": key_data}
+        what: dict[str, Any] = {"key_data": key_data}
+        if key_data == "device":
+            what = {"key_data": "digests", "digest": "device"}
+        elif key_data in TRACED:
+            what = {"key_data": "digests", "trace": True}
         spec = None if key_data == "none" else RunSpec(run="a", dump_path=str(tmp_path / key_data), **what)
         made.append(Probe(spec))
         return made[-1]

@@ -409,7 +409,7 @@ class TestDigestsOfTwoAlgorithms:
             a = make_dump("a", left, keep_values=keep_values)
             monkeypatch.setattr("probe.store.digest.xxhash", None)
             for module in ("writer", "index"):
-                monkeypatch.setattr(f"probe.store.{module}.ALGORITHM", "blake2b-128")
+                monkeypatch.setattr(f"probe.store.{module}.ALGORITHM", "lanes-128")
             return compare_key_data(read_dump(a), read_dump(make_dump("b", right, keep_values=keep_values)))
 
         return compare
@@ -417,7 +417,7 @@ class TestDigestsOfTwoAlgorithms:
     def test_equal_values_are_inconclusive(self, pair: Callable[..., KeyDataComparison]) -> None:
         comparison = pair([("loss", 1.0)], [("loss", 1.0)])
         assert comparison.verdict == "inconclusive"
-        assert "different algorithms (xxh3-128, blake2b-128)" in comparison.problems[0]
+        assert "different algorithms (xxh3-128, lanes-128)" in comparison.problems[0]
         assert comparison.counts == {"same": 1}
 
     def test_other_values_are_divergent(self, pair: Callable[..., KeyDataComparison]) -> None:

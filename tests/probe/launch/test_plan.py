@@ -66,9 +66,10 @@ def test_the_profile_s_switches_are_kept_beside_the_target_s(profile):
 
 
 def test_what_is_recorded_and_how_comes_from_the_profile(profile):
-    rest = "record: {key_data: digests, on_error: continue}\ndeterminism: {num_threads: 3}"
+    rest = "record: {key_data: digests, digest: device, on_error: continue}\ndeterminism: {num_threads: 3}"
     made = profile(rest=rest)
     spec = run_spec(made, "b", Path("d"))
+    assert spec.digest == "device"
     assert (spec.key_data, spec.on_error, spec.determinism["num_threads"]) == ("digests", "continue", 3)
     assert spec.configuration == made.model_dump(mode="json")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import pytest
 import torch
@@ -12,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probe.collect.values import Snapshot
+from probe.store import device_digest
 from probe.store import digest as module
 from probe.store.digest import ALGORITHM, digest
 
@@ -21,10 +20,14 @@ def test_is_xxh3_of_dtype_shape_and_bytes() -> None:
     assert digest("float32", (1,), b"\0\0\x80?") == xxhash.xxh3_128_hexdigest(b"float32[1]\n\0\0\x80?")
 
 
-def test_is_blake2b_where_xxhash_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_that_of_devices_where_xxhash_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "xxhash", None)
-    expected = hashlib.blake2b(b"uint8[2]\nab", digest_size=16).hexdigest()
-    assert digest("uint8", (2,), b"ab") == expected
+    assert digest("uint8", (2,), b"ab") == device_digest.digest("uint8", (2,), b"ab")
+    files = module.hasher(), module.hasher()
+    files[0].update(b"line\nline\n")
+    for piece in (b"li", b"ne\nl", b"ine\n"):
+        files[1].update(piece)
+    assert files[0].hexdigest() == files[1].hexdigest() == device_digest.digest("bytes", (10,), b"line\nline\n")
 
 
 def test_has_128_bits() -> None:
