@@ -46,7 +46,7 @@ from probe.disk import require_room, settle
 from probe.errors import DumpError, FirstdiffError, InconclusiveError, TrainerError, UsageError
 from probe.history import begin
 from probe.launch import devices_reserved, dump_folder, launcher_for, leading
-from probe.locate import Conclusion, SecondPair, target_of
+from probe.locate import SecondPair, is_earliest, target_of, target_of_answer
 from probe.masking import masked_profile
 from probe.report import CheckResult, Tables, reservations
 from probe.store.reader import Dump, read_dump
@@ -56,6 +56,7 @@ from tasks.compare import (
     compare_configurations,
     compare_key_data,
     compare_layers,
+    compare_traces,
     make_key_data_tables,
     make_layer_tables,
 )
@@ -195,19 +196,24 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     comparison = compare_key_data(_whole(a), _whole(b), last_step)
     result.key_data = comparison
     result.verdict = comparison.verdict
+    traces = compare_traces(a.folder, b.folder, last_step)
+    result.judge_traces(traces)
     result.notes += [*map(str, failures), *reservations(a, b, comparison)]
     result.tables.append(make_key_data_tables(a.folder, b.folder, folder / "keydata"))
     result.configurations = compare_configurations(a.folder, b.folder, profile.check.meant_to_differ)
-    if failures and not comparison.differences:
+    if failures and not (comparison.differences or traces.differences):
         raise failures[0]
-    first = locate_first_divergence(_whole(comparison))
-    result.first_key_data = first
+    first, answer = locate_first_divergence(_whole(comparison), _whole(traces))
+    result.first_key_data, result.trace_answer = first, answer
     result.judge_experiments()
     if (error := result.configurations.error) is not None:
         raise InconclusiveError(error)
     target = None if first is None else target_of(first, a, b)
-    second = None if target is None else _second_pair(profile, folder, target, result)
-    _answer(result, name_first_difference(first, _whole(comparison), _whole(a), _whole(b), _whole(second)))
+    if answer is not None and is_earliest(answer, first):
+        target = target_of_answer(answer, target)
+    second = None if target is None or result.equivalent else _second_pair(profile, folder, target, result)
+    dumps = _whole(a), _whole(b)
+    result.conclude(name_first_difference(_whole(first), _whole(comparison), *dumps, _whole(second), _whole(answer)))
 
 
 def _first_pair(
@@ -279,12 +285,6 @@ def _same_experiment(profile: Profile, c: Path, d: Path) -> None:
 def _whole(value: Value) -> Value:
     """Hands a task a value as it is: Prefect would otherwise walk through every record to look for futures."""
     return cast("Value", quote(value))
-
-
-def _answer(result: CheckResult, conclusion: Conclusion) -> None:
-    result.first, result.cause = conclusion.first, conclusion.cause
-    result.reproduced, result.sides_with = conclusion.reproduced, conclusion.sides_with
-    result.notes += conclusion.notes
 
 
 def _steps(dump: Dump) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from probe.compare import (
 )
 from probe.compare.entries import NOTHING_RECORDED
 from probe.errors import UsageError
-from probe.locate import SecondPair, conclude, first_key_data
+from probe.locate import Conclusion, SecondPair, conclude, first_key_data, locate_trace
 from probe.locate.cause import cause_of_layers
 from probe.report import (
     CheckResult,
@@ -103,12 +104,12 @@ def _compare(a: Path, b: Path, allow_different: Sequence[str]) -> CheckResult:
     result.configurations = compare_configurations(a, b, allow_different)
     result.judge_experiments()
     if result.error is None:
-        second = SecondPair(key_data, layers, dump_a) if has_layers else None
-        answer = conclude(first, key_data, dump_a, dump_b, second)
-        result.first, result.cause = answer.first, answer.cause
-        if first is None and (located := cause_of_layers(None, layers)) is not None:
-            result.first, result.cause = located
-        result.answer_by_traces()
+        result.trace_answer = locate_trace(traces)
+        second = SecondPair(key_data, layers, dump_a, traces) if has_layers else None
+        conclusion = conclude(first, key_data, dump_a, dump_b, second, result.trace_answer)
+        if conclusion.first is None and (located := cause_of_layers(None, layers)) is not None:
+            conclusion = Conclusion(*located)
+        result.conclude(replace(conclusion, reproduced=None, sides_with=None, notes=[]))  # there is no second pair
     return result
 
 

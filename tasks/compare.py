@@ -8,10 +8,11 @@ from typing import Any
 
 from prefect import task
 
-from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison
+from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison, TraceComparison
 from probe.compare import compare_configurations as compare_experiments
 from probe.compare import compare_key_data as compare_records
 from probe.compare import compare_layers as compare_windows
+from probe.compare import compare_traces as compare_events
 from probe.comparison import compare_dumps
 from probe.locate import SecondPair
 from probe.report import Tables, key_data_tables, layer_tables
@@ -38,6 +39,15 @@ def compare_key_data(a: Dump, b: Dump, last_step: int | None) -> KeyDataComparis
     return result
 
 
+@task(name="2 compare traces", **UNCACHED)
+def compare_traces(a: Path, b: Path, last_step: int | None) -> TraceComparison:
+    """Compares every event of two runs, where they have traces."""
+    result = compare_events(a, b, last_step)
+    if result.recorded:
+        log.info("compared %d traced events: %d differ", result.compared, result.differences)
+    return result
+
+
 @task(name="2 msprobe's key-data tables", **UNCACHED)
 def make_key_data_tables(a: Path, b: Path, folder: Path) -> Tables:
     """Has SingleComparator make its tables."""
@@ -53,7 +63,7 @@ def compare_layers(c: Path, d: Path) -> SecondPair:
     records = compare_records(dump_c, read_dump(d))
     layers: LayerComparison = compare_windows(c, d)
     log.info("compared %d layer events: %d differ", layers.compared, len(layers.differences))
-    return SecondPair(records, layers, dump_c)
+    return SecondPair(records, layers, dump_c, compare_events(c, d))
 
 
 @task(name="5 msprobe's layer tables", **UNCACHED)

@@ -6,8 +6,8 @@ import logging
 
 from prefect import task
 
-from probe.compare import KeyDataComparison
-from probe.locate import Conclusion, FirstKeyData, SecondPair, conclude, first_key_data
+from probe.compare import KeyDataComparison, TraceComparison
+from probe.locate import Conclusion, FirstKeyData, SecondPair, TraceAnswer, conclude, first_key_data, locate_trace
 from probe.store.reader import Dump
 from tasks import UNCACHED, Begun, begin
 
@@ -15,19 +15,29 @@ log = logging.getLogger("firstdiff")
 
 
 @task(name="3 locate first divergence", **UNCACHED)
-def locate_first_divergence(comparison: KeyDataComparison) -> FirstKeyData | None:
-    """Finds the first record that differs."""
+def locate_first_divergence(
+    comparison: KeyDataComparison, traces: TraceComparison
+) -> tuple[FirstKeyData | None, TraceAnswer | None]:
+    """Finds the first record that differs, and the first event."""
     begin(Begun(3, "locating the first difference"))
     first = first_key_data(comparison)
     if first is not None:
         log.info("first difference: %s at step %d, %s", first.entry.record.tag, first.entry.step, first.stage)
-    return first
+    answer = locate_trace(traces)
+    if answer is not None:
+        log.info("first event: %s of %s at step %d", answer.first.event, answer.first.name, answer.first.step)
+    return first, answer
 
 
 @task(name="6 name first difference", **UNCACHED)
 def name_first_difference(
-    first: FirstKeyData | None, comparison: KeyDataComparison, a: Dump, b: Dump, second: SecondPair | None
+    first: FirstKeyData | None,
+    comparison: KeyDataComparison,
+    a: Dump,
+    b: Dump,
+    second: SecondPair | None,
+    answer: TraceAnswer | None,
 ) -> Conclusion:
     """Names the first differing module, or what else the first difference means."""
     begin(Begun(6, "naming the cause"))
-    return conclude(first, comparison, a, b, second)
+    return conclude(first, comparison, a, b, second, answer)

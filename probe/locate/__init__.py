@@ -7,7 +7,7 @@ from probe.locate.conclude import Conclusion, SecondPair, conclude
 from probe.locate.equivalent import equivalent_entries
 from probe.locate.first import FirstKeyData, first_key_data, target_of
 from probe.locate.reruns import Reruns, judge_reruns
-from probe.locate.trace import TraceAnswer, is_earliest, locate_trace
+from probe.locate.trace import TraceAnswer, is_earliest, locate_trace, target_of_answer
 
 __all__ = [
     "Cause",
@@ -26,4 +26,5 @@ __all__ = [
     "judge_reruns",
     "locate_trace",
     "target_of",
+    "target_of_answer",
 ]

@@ -30,6 +30,11 @@ class First:
     tag: str | None
     call: int
 
+    @property
+    def place(self) -> tuple[str | None, str, str]:
+        """What stays the same when the same fault shows again, at another step or on another rank."""
+        return (self.stage, self.event, self.name)
+
     def as_dict(self) -> dict[str, Any]:
         """For ``verdict.json``."""
         return {**asdict(self), "rank": list(self.rank)}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from probe.compare import KeyDataComparison, LayerComparison
+from probe.compare import KeyDataComparison, LayerComparison, TraceComparison
 from probe.locate.cause import Cause, First, cause_of_key_data, cause_of_layers
 from probe.locate.first import FirstKeyData
 from probe.locate.reruns import judge_reruns
+from probe.locate.trace import TraceAnswer, is_earliest, locate_trace
 from probe.store.reader import Dump
+
+_NOT_REPRODUCED = "not reproduced: runs c and d are the same, the answer is that of a and b"
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class SecondPair:
     key_data: KeyDataComparison
     layers: LayerComparison
     c: Dump
+    traces: TraceComparison = field(default_factory=TraceComparison)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ def conclude(
     a: Dump,
     b: Dump,
     second: SecondPair | None = None,
+    answer: TraceAnswer | None = None,
 ) -> Conclusion:
     """Names the first difference and its cause.
 
@@ -57,7 +62,14 @@ def conclude(
         a: Run a.
         b: Run b.
         second: The second pair; None when it was not run.
+        answer: The first difference of the traces of ``a`` and ``b``. It counts, unless the key data differs at an
+            earlier step.
+
+    Raises:
+        DumpError: A trace cannot be read any more.
     """
+    if answer is not None and is_earliest(answer, first):
+        return _by_traces(answer, first, a, b, second)
     if first is None:
         return Conclusion(None, Cause("none", None, "no difference was found"))
     if second is None:
@@ -72,5 +84,19 @@ def conclude(
     seen_equal = reruns.reproduced and reruns.usable and second.layers.compared > 0 and not second.layers.problems
     place, cause = cause_of_key_data(first, comparison, a, b, layers_equal=seen_equal)
     if not reruns.reproduced:
-        notes.append("not reproduced: runs c and d are the same, the answer is that of a and b")
+        notes.append(_NOT_REPRODUCED)
     return Conclusion(place, cause, reruns.reproduced, reruns.sides_with, notes)
+
+
+def _by_traces(
+    answer: TraceAnswer, first: FirstKeyData | None, a: Dump, b: Dump, second: SecondPair | None
+) -> Conclusion:
+    """The answer of the traces, and whether the second pair differs there, too."""
+    if second is None:
+        return Conclusion(answer.first, answer.cause)
+    again = locate_trace(second.traces)
+    if second.layers.differences or (again is not None and again.first.place == answer.first.place):
+        return Conclusion(answer.first, answer.cause, reproduced=True)
+    side = None if first is None else judge_reruns(first, second.key_data, second.layers, a, b, second.c).sides_with
+    note = _NOT_REPRODUCED if again is None else "not reproduced: runs c and d differ first at another place"
+    return Conclusion(answer.first, answer.cause, reproduced=False, sides_with=side, notes=[note])

@@ -8,11 +8,14 @@ from typing import Any
 
 from probe.compare.trace import EventDifference, RankTrace, TraceComparison
 from probe.locate.cause import Cause, First
-from probe.locate.first import FirstKeyData
-from probe.locate.trace_cause import cause_of_event, changed_items
+from probe.locate.first import ALL_TOKENS, FirstKeyData
+from probe.locate.trace_cause import GENERATION, cause_of_event, changed_items
 from probe.locate.trace_context import Context, context_of
+from probe.types import Target
 
 _ITEMS_SHOWN = 5
+_INSIDE = ("module_forward", "module_backward", "module_input", "gradient")
+"""Causes that lie inside a model: its layers show more of them."""
 Order = tuple[int, int, int, int]
 """Step, the stage's place in it, 1 for what comes between that stage and the next, position there."""
 
@@ -95,6 +98,21 @@ def locate_trace(comparison: TraceComparison) -> TraceAnswer | None:
         ],
         difference=_described(winner.first),
     )
+
+
+def target_of_answer(answer: TraceAnswer, by_key_data: Target | None) -> Target | None:
+    """Which layers to dump to look inside the cause; None where it lies in no model.
+
+    Args:
+        answer: The first difference of the traces.
+        by_key_data: What the key data alone would have dumped: it knows the first token that differs.
+    """
+    place = answer.first
+    if place.stage is None or answer.cause.kind not in _INSIDE:
+        return None
+    if by_key_data is not None and (by_key_data.step, by_key_data.stage) == (place.step, place.stage):
+        return by_key_data
+    return Target(place.step, place.stage, ALL_TOKENS if place.stage == GENERATION else 0)
 
 
 def is_earliest(answer: TraceAnswer, first: FirstKeyData | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison, TraceComparison
 from probe.compare.trace import Status
-from probe.locate import Cause, First, FirstKeyData, TraceAnswer, equivalent_entries, is_earliest, locate_trace
+from probe.locate import Cause, Conclusion, First, FirstKeyData, TraceAnswer, equivalent_entries
 from probe.report.growth import growth_of, jumps
 from probe.report.summary import summary_rows
 from probe.report.tables import Tables
@@ -88,23 +88,17 @@ class CheckResult:
             if self.equivalent:
                 self.verdict = "equivalent"
 
-    def answer_by_traces(self) -> None:
-        """Names the first difference and its cause by the traces, where these show it.
-
-        Raises:
-            DumpError: A trace cannot be read any more.
-        """
-        answer = None if self.traces is None else locate_trace(self.traces)
-        if answer is None:
+    def conclude(self, conclusion: Conclusion) -> None:
+        """Takes in the first difference and its cause."""
+        self.first, self.cause = conclusion.first, conclusion.cause
+        self.reproduced, self.sides_with = conclusion.reproduced, conclusion.sides_with
+        self.notes += conclusion.notes
+        if self.trace_answer is None or self.first != self.trace_answer.first:
             return
-        self.trace_answer = answer
-        if not is_earliest(answer, self.first_key_data):
-            return
-        self.first, self.cause = answer.first, answer.cause
         if self.equivalent:
             only = " and ".join(sorted({entry["only"] for entry in self.equivalent}))
             why = f"only {only} differ, and every later event and all weights are the same"
-            self.cause = Cause("none", answer.first.name, why)
+            self.cause = Cause("none", self.first.name, why)
         environment = [
             difference.key
             for difference in (self.configurations.different if self.configurations else ())
