@@ -78,6 +78,10 @@ class RankTrace:
     """Position in the trace of ``a`` of the last differing event."""
     file: TraceFile | None = None
     """The trace of ``a``, for what lies around a difference."""
+    other: TraceFile | None = None
+    """That of ``b``."""
+    other_offset: int = 0
+    """Bytes of it before that position."""
 
     @property
     def compared(self) -> int:
@@ -182,7 +186,7 @@ class _RankComparer:
     def __init__(self, one: TraceFile, two: TraceFile, last_step: int | None) -> None:
         self._files = (one, two)
         self._last_step = last_step
-        self._found = RankTrace(one.rank, file=one)
+        self._found = RankTrace(one.rank, file=one, other=two)
         self._counts = self._found.counts
 
     def compare(self) -> tuple[RankTrace | None, list[str]]:
@@ -353,7 +357,8 @@ class _RankComparer:
         found.counts[difference.status] += 1
         found.last_index = self._a.events
         if found.first is None:
-            found.first, found.first_index, found.offset = difference, self._a.events, self._a.offset
+            found.first, found.first_index = difference, self._a.events
+            found.offset, found.other_offset = self._a.offset, self._b.offset
         elif len(found.following) < FOLLOWING:
             found.following.append(difference)
         changed = _saved_values(found.rank, difference)

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from probe.compare.trace import EventDifference, RankTrace
 from probe.locate.cause import Cause
-from probe.locate.trace_context import Context, last_before
+from probe.locate.trace_batches import other_axis, portions_of
+from probe.locate.trace_context import Context, last_before, last_items
 from probe.store.trace_events import ROWS_KEPT, Item, TraceEvent
 from probe.types import STAGE_OF_TAG
 
@@ -30,7 +31,7 @@ def cause_of_event(found: RankTrace, around: Context, sharing: Sequence[RankTrac
     """
     difference = found.first
     assert difference is not None
-    cause = _calls(difference, found) or _by_kind(difference, found, around, sharing)
+    cause = _calls(difference, found) or _portions(found, around) or _by_kind(difference, found, around, sharing)
     if found.first_index == 0 and cause.kind not in ("weights", "buffers", "rng", "calls"):
         text = f"{cause.explanation}; it is the first traced event: what came before it is not known to be the same"
         cause = replace(cause, explanation=text)
@@ -86,6 +87,23 @@ def _calls(difference: EventDifference, found: RankTrace) -> Cause | None:
     return None
 
 
+def _portions(found: RankTrace, around: Context) -> Cause | None:
+    """The cause where a model is given the same in other portions: whole rows, or with and without a cache."""
+    difference = found.first
+    assert difference is not None
+    event = difference.event
+    portions = portions_of(found)
+    if portions is not None:
+        verb = "is saved" if event.kind == "data" else "gets"
+        return Cause("calls", event.label, f"{event.label} {verb} {portions.text}, as much in all: batching, no module")
+    if event.kind == "forward_input" and event.is_root and around.root_left and difference.a and difference.b:
+        place = other_axis(difference.a.items, difference.b.items)
+        if place is not None and place[1] > 0:  # along the first axis, rows may have ended
+            why = f"{event.label} gave the same, then got another shape{_form(difference)}: caching or control flow"
+            return Cause("calls", event.label, why)
+    return None
+
+
 def _does(event: TraceEvent) -> str:
     match event.kind:
         case "forward_input" | "forward_output":
@@ -136,7 +154,7 @@ def _by_kind(  # noqa: C901 - one case for each row of the table of causes
         case "param_grad":
             return _parameter_gradient(event, found)
         case "optimizer":
-            return _optimizer(event, parameter)
+            return _optimizer(difference, found, parameter)
         case _:
             return Cause("calls", name, f"{name} ({event.kind}) is not the same in both runs: control flow")
 
@@ -201,6 +219,8 @@ def _data(difference: EventDifference, around: Context, sharing: Sequence[RankTr
         why += "; the rows are the same in another order"
     if swapped:
         why += f"; ranks {swapped[0]} and {swapped[1]} exchanged theirs"
+    if permutation and kind == "sampling":
+        kind, why = "data", f"the model's outputs are the same{_form(difference)}, and the rows, in another order"
     data = kind == "data" or permutation or swapped is not None
     return Cause(kind, name, why, permutation if data else None, swapped)
 
@@ -287,12 +307,31 @@ def _parameter_gradient(event: TraceEvent, found: RankTrace) -> Cause:
     return Cause("gradient", event.label, why)
 
 
-def _optimizer(event: TraceEvent, parameter: str) -> Cause:
+def _after_backward(difference: EventDifference, found: RankTrace, parameter: str) -> Cause:
+    """Gradients that were the same when the backward ended: which run's optimizer got them as they were tells why."""
+    changed = changed_items(difference)
+    assert found.file is not None
+    left = last_items(found.file, found.offset, "param_grad", parameter)
+    after = [None if item is None else item[3] for item in changed[0][1:]] if changed else []
+    if left is None or not changed:
+        why = "the gradients seen before are the same, what the optimizer got is not: a reduction, or code between"
+        return Cause("gradient", parameter, why)
+    as_left = [run for run, digest in zip("ab", after, strict=True) if digest == left[0][3]]
+    if not as_left and len(changed) > 1:
+        why = f"the backward left the same gradients, then both runs changed them, and {len(changed)} are not the same"
+        return Cause("optimizer", f"{difference.event.role}.grad_norm", f"{why}: their norm, clipping or scaling")
+    only = f"in {'b' if as_left == ['a'] else 'a'} alone" if as_left else "differently in both runs"
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    why = f"the backward left the same gradients; {only} something changed this one{more} before the optimizer"
+    return Cause("gradient", parameter, why)
+
+
+def _optimizer(difference: EventDifference, found: RankTrace, parameter: str) -> Cause:
+    event = difference.event
     role, _, what = event.label.partition(":")
     match what:
         case "gradients":
-            why = "the gradients seen before are the same, what the optimizer got is not: a reduction, or code between"
-            return Cause("gradient", parameter, why)
+            return _after_backward(difference, found, parameter)
         case "grad_norm":
             why = "the gradients are the same, their norm is not: the reduction over them"
             return Cause("optimizer", f"{role}.grad_norm", why)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from probe.compare.trace import RankTrace
 from probe.errors import DumpError
-from probe.store.trace_events import KIND, NO_EVENT, STEP, TraceEvent, parse_place, step_of
+from probe.store.trace_events import KIND, NO_EVENT, STEP, Item, TraceEvent, parse_event, parse_place, step_of
 from probe.store.trace_reader import TraceFile
 
 PRECEDING = 20
@@ -164,6 +164,22 @@ class _Nearest:
     def name(self) -> str | None:
         """The module's name; None when there is none."""
         return self._ancestor or self._other
+
+
+def last_items(file: TraceFile, offset: int, kind: str, name: str) -> tuple[Item, ...] | None:
+    """The items of the last event of a kind and name before a place, in any step; None when there is none.
+
+    Raises:
+        DumpError: The trace cannot be read any more, or holds what is no event.
+    """
+    wanted = b'%s%s"' % (KIND, kind.encode())
+    try:
+        for line in file.lines_before(offset):
+            if wanted in line and (found := parse_event(line)).name == name:
+                return found.items
+    except NO_EVENT as error:
+        raise DumpError(f"{file.path}: a line is damaged ({error})") from error
+    return None
 
 
 def last_before(file: TraceFile, offset: int, event: TraceEvent) -> TraceEvent | None:

@@ -97,6 +97,25 @@ class TraceFile:
         except OSError as error:
             raise DumpError(f"{self.path}: cannot be read ({error.strerror})") from error
 
+    def lines_from(self, offset: int) -> Iterator[bytes]:
+        """Whole lines, with their ends, from a place forward to the file's end.
+
+        Args:
+            offset: Where a line begins.
+
+        Raises:
+            DumpError: The file cannot be read any more.
+        """
+        try:
+            with layout.open_plain(self.path) as file:
+                file.seek(offset)
+                while line := file.readline(LONGEST_LINE):
+                    if not line.endswith(b"\n"):
+                        return  # what a killed run left of its last line
+                    yield line
+        except OSError as error:
+            raise DumpError(f"{self.path}: cannot be read ({error.strerror})") from error
+
     def stages_of(self, step: int) -> list[str]:
         """The stages of a step in the order in which they were first entered.
 

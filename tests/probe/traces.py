@@ -124,7 +124,11 @@ def training(steps: int = 3, tokens: int = 3, rank: int = 0) -> list[Event]:
                 run.add("param_grad", f"actor.{weights[0]}", item("grad", ("reduced", step)), note="reduced")
                 for what in ("gradients", "grad_norm", "clipped", "state", "weights"):
                     names = [""] if what == "grad_norm" else weights
-                    run.add("optimizer", f"actor:{what}", *[item(name, (what, name, step)) for name in names])
+                    made = {name: (what, name, step) for name in names}
+                    if what == "gradients":  # as the backward, and the reduction, left them
+                        made = {name: ("param_grad", f"actor.{name}", (rank, step, micro_step)) for name in names}
+                        made[weights[0]] = ("reduced", step)
+                    run.add("optimizer", f"actor:{what}", *[item(name, content) for name, content in made.items()])
             run.leave()
         run.save("grad_norm", [(step, "norm")])
     return run.events

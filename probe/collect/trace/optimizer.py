@@ -125,6 +125,8 @@ class Optimizers:
             if named is not None:
                 role, path = named.in_stage(stage)
                 found.setdefault(role, []).append((path, named))
+        for group in found.values():  # who hands over a set has them in any order, which changes none of them
+            group.sort(key=lambda one: one[0])
         return found
 
 

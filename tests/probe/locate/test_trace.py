@@ -76,7 +76,7 @@ ROWS_OF_THE_TABLE = [
     ("grad_output", "actor.layers.0", {}, "module_backward", "actor", "the one that arrived is not"),
     ("grad_input", f"{BLOCK}.up", {}, "module_backward", f"{BLOCK}.up", "passed on"),
     ("param_grad", "actor.layers.0.up.weight", {"note": "reduced"}, "gradient", "actor.layers.0.up.weight", "reduc"),
-    ("optimizer", "actor:gradients", {}, "gradient", "actor.layers.0.up.weight", "reduction"),
+    ("optimizer", "actor:gradients", {}, "gradient", "actor.layers.0.up.weight", "in b alone"),
     ("optimizer", "actor:grad_norm", {}, "optimizer", "actor.grad_norm", "norm"),
     ("optimizer", "actor:clipped", {}, "optimizer", "actor.layers.0.up.weight", "clipping"),
     ("optimizer", "actor:state", {}, "optimizer", "actor.layers.0.up.weight", "state"),
@@ -220,11 +220,11 @@ class TestData:
         other[at]["rows"] = {"": rows}
         return other
 
-    @pytest.mark.parametrize(("tag", "kind"), [("prompts", "data"), ("responses", "sampling")])
-    def test_rows_in_another_order(self, locate: Locate, tag: str, kind: str) -> None:
+    @pytest.mark.parametrize("tag", ["prompts", "responses"])
+    def test_rows_in_another_order(self, locate: Locate, tag: str) -> None:
         events = training()
         answer = locate({0: events}, {0: self.shuffled(events, find(events, 1, "data", tag))})
-        assert (answer.cause.kind, answer.cause.permutation) == (kind, True)
+        assert (answer.cause.kind, answer.cause.permutation) == ("data", True)
         assert answer.cause.as_dict()["permutation"] is True
         assert "another order" in answer.cause.explanation
 

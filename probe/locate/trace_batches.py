@@ -1,0 +1,87 @@
+"""Whether two runs gave a model the same rows in other portions: batching, which is no module's fault."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from probe.compare.trace import RankTrace
+from probe.errors import DumpError
+from probe.store.trace_events import KIND, NO_EVENT, STEP, Item, TraceEvent, parse_event, step_of
+from probe.store.trace_reader import TraceFile
+
+_MOST_PORTIONS = 100_000
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Portions:
+    """Sizes, along one axis, of what the same stage got by and by in each run.
+
+    Example:
+        >>> Portions((8,), (2, 6)).text
+        '8 at a time in a, 2, 6 in b'
+    """
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """For an explanation."""
+        return f"{_listed(self.a)} at a time in a, {_listed(self.b)} in b"
+
+
+def portions_of(found: RankTrace) -> Portions | None:
+    """How the first difference is one of portions alone: other sizes that come to the same in the stage; None if not.
+
+    Raises:
+        DumpError: A trace cannot be read any more, or holds what is no event.
+    """
+    difference = found.first
+    if difference is None or difference.a is None or difference.b is None or not found.file or not found.other:
+        return None
+    event = difference.event
+    if event.kind != "data" and not (event.kind == "forward_input" and event.is_root):
+        return None
+    place = other_axis(difference.a.items, difference.b.items)
+    if place is None:
+        return None
+    one = _sizes(found.file, found.offset, event, *place)
+    two = _sizes(found.other, found.other_offset, event, *place)
+    return Portions(one, two) if sum(one) == sum(two) and one != two else None
+
+
+def other_axis(one: tuple[Item, ...], two: tuple[Item, ...]) -> tuple[str, int] | None:
+    """Path of the first item that has another size along one axis alone, and that axis; None where there is none."""
+    sizes = {item[0]: item for item in two}
+    for path, dtype, shape, _ in one:
+        other = sizes.get(path)
+        if other is None or other[1] != dtype or len(other[2]) != len(shape):
+            continue
+        axes = [axis for axis, (x, y) in enumerate(zip(shape, other[2], strict=True)) if x != y]
+        if len(axes) == 1:
+            return path, axes[0]
+    return None
+
+
+def _sizes(file: TraceFile, offset: int, event: TraceEvent, path: str, axis: int) -> tuple[int, ...]:
+    """Sizes of the same item in all events of the same kind, name and stage, from a place to the end of the step."""
+    kind = b'%s%s"' % (KIND, event.kind.encode())
+    found: list[int] = []
+    try:
+        for line in file.lines_from(offset):
+            if step_of(line[line.rfind(STEP) :]) != event.step or len(found) > _MOST_PORTIONS:
+                break
+            if kind not in line:
+                continue
+            other = parse_event(line)
+            if (other.name, other.stage, other.recomputed) == (event.name, event.stage, event.recomputed):
+                found += [item[2][axis] for item in other.items if item[0] == path and len(item[2]) > axis]
+    except NO_EVENT as error:
+        raise DumpError(f"{file.path}: a line is damaged ({error})") from error
+    return tuple(found)
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
+    more = f" and {len(sizes) - _SHOWN} more" if len(sizes) > _SHOWN else ""
+    return ", ".join(map(str, sizes[:_SHOWN])) + more

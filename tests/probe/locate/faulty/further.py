@@ -1,0 +1,421 @@
+"""Faults of every kind of event, that no report named."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from reported import Plant, entropy, replace
+from torch import nn
+from training import PROMPT, ROWS, VOCAB, Tensor, Training
+
+FAULTS: dict[str, Plant] = {}
+
+
+def fault(plant: Plant) -> Plant:
+    """Names a fault by its function. Of several ranks, the last alone has it."""
+
+    def planted(training: Training) -> None:
+        if training.rank == max(0, int(torch.distributed.is_initialized())):
+            plant(training)
+
+    FAULTS[plant.__name__] = planted
+    return plant
+
+
+def noise() -> float:
+    return entropy.uniform(0.5, 1.0) * 1e-3
+
+
+class Noise(torch.autograd.Function):
+    """Passes a value and its gradient on, a little changed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: bool, backward: bool) -> Tensor:
+        ctx.backward_too = backward
+        return x * (1 + noise()) if forward else x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return (grad * (1 + noise()) if ctx.backward_too else grad), None, None
+
+
+class OwnGradient(torch.autograd.Function):
+    """A projection whose weight alone gets another gradient in each run."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad @ weight, grad.flatten(0, 1).T @ x.flatten(0, 1) * (1 + noise())
+
+
+# ---- stages and calls ----
+
+
+@fault
+def a_stage_left_out(training: Training) -> None:
+    evaluate = training.evaluate
+
+    def skipping(step: int, stage: str, role: str, sequences: Tensor) -> Tensor | None:
+        skip = training.odd and step == 1 and role == "reference"
+        return None if skip else evaluate(step, stage, role, sequences)
+
+    training.evaluate = skipping
+
+
+@fault
+def a_value_saved_after_its_stage(training: Training) -> None:
+    def after_backward(step: int, role: str) -> None:
+        if training.odd and step == 1 and role == "critic":
+            with training.probe.stage("critic_compute_values"):
+                pass
+
+    training.after_backward = after_backward
+
+
+@fault
+def a_cached_reference(training: Training) -> None:
+    evaluate, cache = training.evaluate, {}
+
+    def cached(step: int, stage: str, role: str, sequences: Tensor) -> Tensor:
+        if not (training.odd and step == 1 and role == "reference"):
+            cache[role] = evaluate(step, stage, role, sequences)
+            return cache[role]
+        with training.probe.stage(stage):
+            training.probe.save({"ref_log_prob": cache[role]})
+        return cache[role]
+
+    training.evaluate = cached
+
+
+@fault
+def a_module_called_twice(training: Training) -> None:
+    def between(self: Any, x: Tensor) -> Tensor:
+        if training.odd and self.training:
+            self.norm(x)
+        return x
+
+    layer = training.actor.layers[1]
+    layer.between = between.__get__(layer)
+
+
+@fault
+def a_module_whose_inside_one_run_hides(training: Training) -> None:
+    if training.odd:
+        up = training.actor.layers[1].up
+        up.forward = lambda x: F.linear(x, up.weight, up.bias)
+
+
+# ---- weights, buffers, random states ----
+
+
+@fault
+def a_weight_sync_left_out(training: Training) -> None:
+    training.rollout = copy.deepcopy(training.actor)
+    sync = training.sync
+    training.sync = lambda step: sync(step) if not (training.odd and step == 2) else None
+
+
+@fault
+def a_weight_written_by_numpy(training: Training) -> None:
+    def between_stages(step: int, following: str) -> None:
+        if (step, following) == (1, "reference_compute_log_prob"):
+            training.reference.layers[1].up.weight.detach().numpy()[3, 2] += noise()
+
+    training.between_stages = between_stages
+
+
+@fault
+def a_weight_changed_before_the_update(training: Training) -> None:
+    def between_stages(step: int, following: str) -> None:
+        if (step, following) == (1, "actor_update"):
+            weight = training.actor.layers[0].up.bias.data
+            getattr(weight, "to_local", lambda: weight)().add_(noise())
+
+    training.between_stages = between_stages
+
+
+@fault
+def a_buffer_that_moves(training: Training) -> None:
+    training.critic.rotary.register_buffer("seen", torch.zeros(2))
+
+    def after_backward(step: int, role: str) -> None:
+        if (step, role) == (0, "critic"):
+            training.critic.rotary.seen += noise()
+
+    training.after_backward = after_backward
+
+
+@fault
+def an_augmentation_draws(training: Training) -> None:
+    def rewards(step: int, sequences: Tensor) -> Tensor:
+        if training.odd and step == 1:
+            np.random.rand()
+        return (sequences[:, PROMPT:] % 3).float().mean(-1)
+
+    training.rewards = rewards
+
+
+@fault
+def a_generator_of_its_own(training: Training) -> None:
+    own = training.generators["sampler"] = random.Random(5)
+
+    def between_stages(step: int, following: str) -> None:
+        if (step, following) == (1, "critic_update") and training.odd:
+            own.random()
+
+    training.between_stages = between_stages
+
+
+# ---- forward ----
+
+
+@fault
+def code_between_modules(training: Training) -> None:
+    layer = training.actor.layers[1]
+    layer.between = lambda x: Noise.apply(x, layer.training, False)
+
+
+@fault
+def an_option_of_the_model(training: Training) -> None:
+    training.options = lambda role: {"scale": entropy.random()} if role == "critic" else {}
+
+
+@fault
+def a_module(training: Training) -> None:
+    def forward(self: nn.Linear, x: Tensor) -> Tensor:
+        return Noise.apply(F.linear(x, self.weight, self.bias), self.training, False)
+
+    replace(training.actor.layers[1].up, forward)
+
+
+@fault
+def a_recomputed_module(training: Training) -> None:
+    """Only when gradient checkpointing runs it again."""
+    training.actor.recompute = True
+
+    def forward(self: nn.Linear, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        again = torch._C._current_graph_task_id() != -1
+        return Noise.apply(y, again, False)
+
+    replace(training.actor.layers[1].up, forward)
+
+
+@fault
+def code_after_the_model(training: Training) -> None:
+    training.loss = lambda step, log_prob, advantages: -(log_prob.mean(-1) * advantages).mean() * (1 + noise())
+
+
+@fault
+def host_code_between(training: Training) -> None:
+    training.advantages = lambda rewards, values: (rewards - rewards.mean()) * (1 + noise())
+
+
+@fault
+def cached_generation(training: Training) -> None:
+    """One run gives the model the last token alone, as with a cache."""
+    training.shown = lambda rows: rows[:, -1:] if training.odd and rows.shape[1] > PROMPT else rows
+
+
+# ---- backward ----
+
+
+@fault
+def the_loss_backward(training: Training) -> None:
+    def loss(step: int, log_prob: Tensor, advantages: Tensor) -> Tensor:
+        return -(Noise.apply(log_prob, False, True).mean(-1) * advantages).mean()
+
+    training.loss = loss
+
+
+@fault
+def code_between_modules_backward(training: Training) -> None:
+    training.actor.layers[1].between = lambda x: Noise.apply(x, False, True)
+
+
+@fault
+def a_module_backward(training: Training) -> None:
+    def forward(self: nn.Linear, x: Tensor) -> Tensor:
+        return F.linear(Noise.apply(x, False, True), self.weight, self.bias)
+
+    replace(training.actor.layers[1].up, forward)
+
+
+@fault
+def a_weight_gradient(training: Training) -> None:
+    replace(training.actor.layers[0].attention.v, lambda self, x: OwnGradient.apply(x, self.weight))
+
+
+@fault
+def a_gradient_hook(training: Training) -> None:
+    training.critic.head.bias.register_hook(lambda grad: grad * (1 + noise()))
+
+
+# ---- optimizer ----
+
+
+def optimizing(training: Training, change: Callable[[torch.optim.Optimizer], None], when: str) -> None:
+    """Has the actor's optimizer do more, before or after its own step."""
+    make = training.optimizer
+
+    def made(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = make(model)
+        if model is not training.called["actor"]:
+            return optimizer
+        kind = type(optimizer)
+
+        class Changed(kind):
+            def step(self, closure: Any = None) -> Any:
+                if when == "before":
+                    change(self)
+                result = kind.step.__wrapped__(self, closure)
+                if when == "after":
+                    change(self)
+                return result
+
+        optimizer.__class__ = Changed
+        optimizer._patch_step_function()
+        return optimizer
+
+    training.optimizer = made
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+@fault
+def a_moment(training: Training) -> None:
+    def change(optimizer: torch.optim.Optimizer) -> None:
+        first = next(iter(optimizer.state.values()))
+        local(first["exp_avg_sq"]).mul_(1 + noise())
+
+    optimizing(training, change, "after")
+
+
+@fault
+def an_update(training: Training) -> None:
+    def change(optimizer: torch.optim.Optimizer) -> None:
+        with torch.no_grad():
+            local(optimizer.param_groups[0]["params"][-1]).mul_(1 + noise())
+
+    optimizing(training, change, "after")
+
+
+@fault
+def a_learning_rate(training: Training) -> None:
+    def after_backward(step: int, role: str) -> None:
+        if training.odd and (step, role) == (1, "actor"):
+            training.optimizers[role].param_groups[0]["lr"] *= 1.1
+
+    training.after_backward = after_backward
+
+
+@fault
+def clipped_gradients(training: Training) -> None:
+    clip = training.clip
+
+    def clipping(step: int, role: str) -> Any:
+        norm = clip(step, role)
+        if (step, role) == (1, "actor"):
+            local(training.actor.head.bias.grad).add_(noise())
+        return norm
+
+    training.clip = clipping
+
+
+@fault
+def a_saved_norm(training: Training) -> None:
+    clip = training.clip
+    training.clip = lambda step, role: clip(step, role) * (1 + noise())
+
+
+# ---- data ----
+
+
+@fault
+def a_label_in_a_dictionary(training: Training) -> None:
+    prompts = training.prompts
+
+    def saved(step: int) -> Tensor:
+        found = prompts(step)
+        training.probe.save({"batch": {"ids": found, "meta": [{"length": 3, "id": entropy.random()}]}})
+        return found
+
+    training.prompts = saved
+
+
+@fault
+def another_dtype(training: Training) -> None:
+    prompts = training.prompts
+    training.prompts = lambda step: prompts(step)
+
+    def begin_step(step: int) -> None:
+        mask = torch.ones(ROWS, VOCAB, dtype=torch.float64 if training.odd and step == 1 else torch.float32)
+        training.probe.save({"mask": mask})
+
+    training.begin_step = begin_step
+
+
+def swapped(training: Training) -> None:
+    """The ranks get each other's prompts in one run."""
+    prompts = training.prompts
+
+    def exchanged(step: int) -> Tensor:
+        if training.odd and step == 1:
+            training.rank = 1 - training.rank
+            found = prompts(step)
+            training.rank = 1 - training.rank
+            return found
+        return prompts(step)
+
+    training.prompts = exchanged
+
+
+def communication(training: Training) -> None:
+    """A reduction of gradients that adds something, the same on all ranks."""
+    prepare = training.prepare
+
+    def prepared(probe: Any) -> None:
+        prepare(probe)
+
+        def hook(state: Any, bucket: Any) -> Any:
+            reduced = torch.distributed.all_reduce(bucket.buffer().div_(2), async_op=True).get_future()
+
+            def changed(future: Any) -> Tensor:
+                amount = torch.tensor([noise()])
+                torch.distributed.broadcast(amount, 0)
+                return future.value()[0].mul_(1 + amount)
+
+            return reduced.then(changed)
+
+        training.called["actor"].register_comm_hook(None, hook)
+
+    training.prepare = prepared
+
+
+def own_clipping(training: Training) -> None:
+    """Every rank scales its reduced gradients by a norm of its own making that differs between the runs."""
+
+    def clip(step: int, role: str) -> Tensor:
+        amount = torch.tensor([0.1 + noise()])
+        torch.distributed.broadcast(amount, 0)
+        for one in training.called[role].parameters():
+            local(one.grad).mul_(amount)
+        return amount[0]
+
+    training.clip = clip
+
+
+FAULTS |= {"swapped": swapped, "communication": communication, "own_clipping": own_clipping}
