@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from probe.compare import KeyDataComparison, LayerComparison, TraceComparison
 from probe.locate.cause import Cause, First, cause_of_key_data, cause_of_layers
@@ -74,7 +74,7 @@ def conclude(
         return Conclusion(None, Cause("none", None, "no difference was found"))
     if second is None:
         place, cause = cause_of_key_data(first, comparison, a, b, layers_equal=False)
-        return Conclusion(place, cause)
+        return Conclusion(place, _since_the_last_event(place, cause, answer))
     reruns = judge_reruns(first, second.key_data, second.layers, a, b, second.c)
     notes = []
     if not reruns.usable:
@@ -83,9 +83,21 @@ def conclude(
         return Conclusion(*located, reproduced=True)
     seen_equal = reruns.reproduced and reruns.usable and second.layers.compared > 0 and not second.layers.problems
     place, cause = cause_of_key_data(first, comparison, a, b, layers_equal=seen_equal)
+    cause = _since_the_last_event(place, cause, answer)
     if not reruns.reproduced:
         notes.append(_NOT_REPRODUCED)
     return Conclusion(place, cause, reruns.reproduced, reruns.sides_with, notes)
+
+
+def _since_the_last_event(place: First, cause: Cause, answer: TraceAnswer | None) -> Cause:
+    """Weights at a step's end that no traced event of the step shows: when they changed, and what they are."""
+    if answer is None or place.tag != "weights" or answer.cause.kind not in ("weights", "buffers"):
+        return cause
+    if answer.cause.name != cause.name:
+        return cause
+    what = "the parameter" if answer.cause.kind == "weights" else "the buffer"
+    why = f"every traced event of step {place.step} is the same, {what} at its end is not: it changed behind the last"
+    return replace(cause, kind=answer.cause.kind, explanation=f"{why} event that shows it, by code of no module")
 
 
 def _by_traces(

@@ -72,7 +72,8 @@ def _calls(difference: EventDifference, found: RankTrace) -> Cause | None:
         mine = [later for later in found.following if later.status == other and later.event.key == event.key]
         if mine:
             return Cause("calls", event.label, f"{_does(event)}{call} in another order: control flow")
-        instead = next((later.event for later in found.following[:1] if later.status == other), None)
+        at_once = [later.event for later in found.following[:1] if later.status == other]
+        instead = next((later for later in at_once if later.index == event.index), None)
         said = f"; {'b' if two is None else 'a'} has {instead.label} ({instead.kind}) there" if instead else ""
         if event.kind == "not_observed":
             return Cause("calls", event.label, f"could not be observed in {runs} ({event.note}){said}")

@@ -1,7 +1,7 @@
-"""Records trainings with planted faults: ``python faulty [--kind KIND] [--folder FOLDER --run RUN] FAULT[=TIMES] …``.
+"""Records trainings with planted faults: ``python faulty [--kind KIND] [--folder FOLDER] FAULT[=TIMES] …``.
 
-With ``--folder``, each fault is recorded into ``FOLDER/FAULT-0/RUN``, ``FOLDER/FAULT-1/RUN`` and so on. Without it, the
-one fault is recorded as the environment says, as a check does.
+The run is ``$FIRSTDIFF_RUN``. With ``--folder``, each fault is recorded into ``FOLDER/FAULT-0/RUN``, ``FOLDER/FAULT-1/RUN``
+and so on. Without it, the one fault is recorded as ``$FIRSTDIFF_SPEC`` says, as a check does.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", default="plain")
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--run", default=os.environ.get("FIRSTDIFF_RUN", "a"))
     parser.add_argument("faults", nargs="+")
     arguments = parser.parse_args()
+    run = os.environ["FIRSTDIFF_RUN"]
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "Deterministic behavior was enabled")
     rank = 0
@@ -45,12 +45,12 @@ def main() -> None:
         name, _, times = fault.partition("=")
         for attempt in range(int(times or 1)):
             torch.set_num_threads(1)
-            training = Training(arguments.run, attempt, arguments.kind, rank)
+            training = Training(run, attempt, arguments.kind, rank)
             if arguments.folder is None:
                 probe = Probe.from_env()
             else:
-                dump = arguments.folder / f"{name}-{attempt}" / arguments.run
-                probe = Probe(RunSpec(run=arguments.run, dump_path=str(dump), trace=True))
+                dump = arguments.folder / f"{name}-{attempt}" / run
+                probe = Probe(RunSpec(run=run, dump_path=str(dump), trace=True))
             train(name, training, probe)
     if "RANK" in os.environ:
         torch.distributed.destroy_process_group()

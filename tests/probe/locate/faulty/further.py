@@ -74,13 +74,27 @@ def a_stage_left_out(training: Training) -> None:
 
 
 @fault
-def a_value_saved_after_its_stage(training: Training) -> None:
+def a_stage_entered_again(training: Training) -> None:
     def after_backward(step: int, role: str) -> None:
         if training.odd and step == 1 and role == "critic":
             with training.probe.stage("critic_compute_values"):
                 pass
 
     training.after_backward = after_backward
+
+
+@fault
+def a_value_saved_after_its_stage(training: Training) -> None:
+    """One run saves ``ref_log_prob`` once more, when the stage has ended."""
+    evaluate = training.evaluate
+
+    def saving(step: int, stage: str, role: str, sequences: Tensor) -> Tensor:
+        result = evaluate(step, stage, role, sequences)
+        if training.odd and (step, role) == (1, "reference"):
+            training.probe.save({"ref_log_prob": result})
+        return result
+
+    training.evaluate = saving
 
 
 @fault
@@ -390,15 +404,11 @@ def communication(training: Training) -> None:
     def prepared(probe: Any) -> None:
         prepare(probe)
 
-        def hook(state: Any, bucket: Any) -> Any:
+        def hook(state, bucket):  # torch refuses other annotations than its own
+            amount = torch.tensor([noise()])
+            torch.distributed.broadcast(amount, 0)
             reduced = torch.distributed.all_reduce(bucket.buffer().div_(2), async_op=True).get_future()
-
-            def changed(future: Any) -> Tensor:
-                amount = torch.tensor([noise()])
-                torch.distributed.broadcast(amount, 0)
-                return future.value()[0].mul_(1 + amount)
-
-            return reduced.then(changed)
+            return reduced.then(lambda future: future.value()[0].mul_(1 + amount))
 
         training.called["actor"].register_comm_hook(None, hook)
 
