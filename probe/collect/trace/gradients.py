@@ -25,6 +25,7 @@ from probe.collect.trace.internals import (
     view_base,
 )
 from probe.collect.trace.items import Leaf
+from probe.collect.trace.reduction import Reductions
 from probe.collect.trace.registry import Registry
 
 _MOST_NODES = 100_000
@@ -68,6 +69,7 @@ class Gradients:
 
     def __init__(self, recorder: Recorder, registry: Registry, stop: Callable[[Exception], None]) -> None:
         self.on = True
+        self.reductions = Reductions(recorder, registry, stop)
         self._recorder = recorder
         self._registry = registry
         self._stop = stop
@@ -98,6 +100,7 @@ class Gradients:
                 # FSDP2 calls this for a shard too, once its gradient is reduced
                 reduced = "reduced" if self._registry.sharded and hasattr(leaf, "to_local") else None
                 self._emit("param_grad", called, None, [("", leaf.grad)], note=reduced)
+                self.reductions.collected(called.partition(".")[0])
 
         handle = parameter.register_post_accumulate_grad_hook(collected)
         self._parameters[id(parameter)] = (weakref.ref(parameter), handle)
@@ -108,7 +111,7 @@ class Gradients:
 
     def restore(self) -> None:
         """Takes the hooks on parameters away. Those on graphs go with the graphs, and record no more."""
-        self.on = False
+        self.on = self.reductions.on = False
         for reference, handle in self._parameters.values():
             if reference() is not None:
                 handle.remove()

@@ -22,6 +22,24 @@ def graph_task_running() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001
 
 
+def graph_task() -> int:
+    """The number of the backward pass that runs in this thread."""
+    return int(torch._C._current_graph_task_id())  # noqa: SLF001
+
+
+def at_end_of_backward(call: Callable[[], None]) -> None:
+    """Has the running backward pass call something when it ends, after what was asked for before."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def ddp_reduces() -> bool | None:
+    """Whether the backward of the DDP call that is under way reduces gradients; None where none is under way."""
+    if not torch.distributed.is_available():
+        return None
+    active = torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()  # noqa: SLF001
+    return None if active is None else bool(active.require_backward_grad_sync)
+
+
 def next_sequence_number() -> int:
     """The number that the next node of the autograd graph gets in this thread."""
     return int(torch._C._autograd._get_sequence_nr())  # noqa: SLF001

@@ -175,6 +175,8 @@ class Modules:
         recorder.emit("forward_input", name, call, items, module=kind, recomputed=recomputed)
         if named.sharded and (call == 0 or torch.is_grad_enabled()):
             self._gathered(named, name, call)
+        if name == role and torch.is_grad_enabled():
+            self._gradients.reductions.entered(role)
         edges = self._gradients.enter(leaves.found, [frame.edges for frame in self._stack])
         return Frame(name, call, recomputed, place, leaves.objects, edges)
 

@@ -6,7 +6,7 @@ of ``torch.nn.utils.clip_grad_norm_`` ends in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -26,12 +26,16 @@ class Optimizers:
     Args:
         recorder: Takes the events.
         registry: Says which parameters are attached, and what they are called.
+        reduced: Models whose reduced gradients are events already.
         stop: Takes errors.
     """
 
-    def __init__(self, recorder: Recorder, registry: Registry, stop: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, recorder: Recorder, registry: Registry, reduced: Container[str], stop: Callable[[Exception], None]
+    ) -> None:
         self._recorder = recorder
         self._registry = registry
+        self._reduced = reduced
         self._stop = stop
         self._clipped: set[str] = set()
         self._on = True
@@ -103,11 +107,13 @@ class Optimizers:
             self._emit(role, "weights", [(path, one.parameter) for path, one in named])
 
     def _gradients(self, role: str, named: list[tuple[str, NamedParameter]], what: str) -> None:
-        """The gradients as the update finds them; of several ranks, one by one too: here they are reduced."""
+        """The gradients as the update finds them; where no other event has them reduced, one by one too."""
         items = self._items(role, [(path, one.parameter.grad) for path, one in named])
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        shards = {path for path, one in named if self._registry.sharded and hasattr(one.parameter, "to_local")}
+        if role not in self._reduced and _of_several_ranks():
             for path, dtype, shape, digest in items:  # nothing runs in between: hashed once
+                if path in shards:
+                    continue
                 self._recorder.emit("param_grad", f"{role}.{path}", None, [["", dtype, shape, digest]], note="reduced")
         self._recorder.emit("optimizer", f"{role}:{what}", None, items)
 
@@ -128,6 +134,11 @@ class Optimizers:
         for group in found.values():  # who hands over a set has them in any order, which changes none of them
             group.sort(key=lambda one: one[0])
         return found
+
+
+def _of_several_ranks() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

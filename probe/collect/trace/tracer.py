@@ -107,7 +107,7 @@ class ExecutionTracer:
         self._guard = guard
         self._gradients = Gradients(self._recorder, self._registry, self._stop)
         self._modules = Modules(self._recorder, self._registry, self._gradients, self._first_use, self._stop)
-        self._optimizers = Optimizers(self._recorder, self._registry, self._stop)
+        self._optimizers = Optimizers(self._recorder, self._registry, self._gradients.reductions.roles, self._stop)
         self._models: Mapping[str, torch.nn.Module] = {}
         self._generators: dict[str, Any] = {}
         self._closed = False
