@@ -29,7 +29,7 @@ def graph_task() -> int:
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Has the running backward pass call something when it ends, after what was asked for before."""
-    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]  # noqa: SLF001
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # noqa: SLF001
 
 
 def ddp_reduces() -> bool | None:

@@ -42,7 +42,8 @@ def backward(fault: str, name: str, **more: object) -> Answer:
 
 
 def data(fault: str, step: int, name: str, kind: str = "data", **more: object) -> Answer:
-    return Answer(fault, step, None, "data", name, kind, name, **{"permutation": False if kind == "data" else None, **more})
+    more = {"permutation": False if kind == "data" else None, **more}
+    return Answer(fault, step, None, "data", name, kind, name, **more)
 
 
 def sampling(fault: str, **more: object) -> Answer:

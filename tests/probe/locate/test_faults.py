@@ -59,7 +59,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory, kind: str, answers: list
     yield found
 
 
-def check(found: list[Document], answer: Answer) -> None:
+def verify(found: list[Document], answer: Answer) -> None:
     """Whether the first repetition that differs has the right answer, and every one is what it may be."""
     differing = [document for document in found if document["verdict"] != "identical"]
     if answer.kind is None:
@@ -95,13 +95,13 @@ def slowly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Documents]:
 
 @pytest.mark.parametrize("answer", cases([*REPORTED, *FURTHER], quick=True))
 def test_a_fault_is_named(quickly: Documents, answer: Answer) -> None:
-    check(quickly(answer.fault), answer)
+    verify(quickly(answer.fault), answer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", cases([*REPORTED, *FURTHER], quick=False))
 def test_each_fault_is_named(slowly: Documents, answer: Answer) -> None:
-    check(slowly(answer.fault), answer)
+    verify(slowly(answer.fault), answer)
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +123,51 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Documents
     [pytest.param(kind, answer, id=f"{kind}-{answer.fault}") for kind, answers in RANKS.items() for answer in answers],
 )
 def test_a_fault_of_one_rank_is_named(kinds: Callable[[str], Documents], kind: str, answer: Answer) -> None:
-    check(kinds(kind)(answer.fault), answer)
+    verify(kinds(kind)(answer.fault), answer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["none", "dropout_redrawn_in_recomputation"])
 def test_what_is_the_same_is_identical_twenty_times(tmp_path_factory: pytest.TempPathFactory, fault: str) -> None:
     answer = Answer(fault, times=20)
-    check(next(documents(tmp_path_factory, "plain", [answer]))(fault), answer)
+    verify(next(documents(tmp_path_factory, "plain", [answer]))(fault), answer)
+
+
+@pytest.fixture
+def whole_check(check: Callable[..., Any], tmp_path: Path) -> Callable[..., Document]:
+    """``firstdiff check`` of the training with a fault."""
+
+    def run(fault: str) -> Document:
+        profile = tmp_path / "faulty.yaml"
+        profile.write_text(f"trainer:\n  kind: command\n  command: [python, {SCRIPT}, {fault}]\n", encoding="utf-8")
+        out = tmp_path / f"check-{len(list(tmp_path.iterdir()))}"
+        done = check(profile, "--out", out, "--set", "record.trace=true", "--set", "check.steps=3")
+        assert done.status in (0, 1), done.stderr
+        return done.document
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["none", "attention_backward", "loader_draws", "other_micro_batches"])
+def test_a_whole_check_names_it(whole_check: Callable[..., Document], fault: str) -> None:
+    (answer,) = (answer for answer in REPORTED if answer.fault == fault)
+    document = whole_check(fault)
+    verify([document], answer)
+    if fault == "attention_backward":
+        assert document["key_data"]["first"]["tag"] in ("grad_norm", "weights"), "what it changes differs later"
+        assert (document["runs"]["c"], document["layers"]["reproduced"]) == ("c/msprobe_dump", True)
+    if fault == "loader_draws":
+        assert document["runs"]["c"] is None, "the cause lies in no model"
+
+
+@pytest.mark.slow
+def test_a_whole_check_names_a_fault_that_comes_and_goes(whole_check: Callable[..., Document]) -> None:
+    (answer,) = (answer for answer in REPORTED if answer.fault == "data_left_in_a_gradient")
+    for _ in range(20):
+        document = whole_check(answer.fault)
+        if document["verdict"] != "identical":
+            break
+    verify([document], answer)
+    if document["layers"]["reproduced"] is False:
+        assert any("not reproduced" in note for note in document["notes"])

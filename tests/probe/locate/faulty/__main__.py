@@ -1,14 +1,13 @@
 """Records trainings with planted faults: ``python faulty [--kind KIND] [--folder FOLDER] FAULT[=TIMES] …``.
 
-The run is ``$FIRSTDIFF_RUN``. With ``--folder``, each fault is recorded into ``FOLDER/FAULT-0/RUN``, ``FOLDER/FAULT-1/RUN``
-and so on. Without it, the one fault is recorded as ``$FIRSTDIFF_SPEC`` says, as a check does.
+The run is ``$FIRSTDIFF_RUN``. With ``--folder``, each fault is recorded into ``FOLDER/FAULT-0/RUN``,
+``FOLDER/FAULT-1/RUN`` and so on. Without it, the one fault is recorded as ``$FIRSTDIFF_SPEC`` says, as a check does.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import warnings
 from pathlib import Path
 
 import further
@@ -35,8 +34,6 @@ def main() -> None:
     parser.add_argument("faults", nargs="+")
     arguments = parser.parse_args()
     run = os.environ["FIRSTDIFF_RUN"]
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # a 3-D Linear returns a view
     rank = 0
     if "RANK" in os.environ:
         torch.distributed.init_process_group("gloo")

@@ -76,6 +76,7 @@ def attention_backward(training: Training) -> None:
 
 @fault
 def autotuning(training: Training) -> None:
+    training.steps = 1
     halves = entropy.random() < 0.5
 
     def forward(self: nn.Linear, x: Tensor) -> Tensor:
@@ -260,6 +261,8 @@ def clipping_a_set(training: Training) -> None:
 
 @fault
 def data_left_in_a_gradient(training: Training) -> None:
+    training.steps = 2
+
     def after_backward(step: int, role: str) -> None:
         weight = training.actor.layers[0].up.weight
         if step == 1 and role == "actor" and entropy.random() < 0.5:
