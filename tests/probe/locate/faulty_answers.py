@@ -22,7 +22,8 @@ class Answer:
     name: str | None = None
     says: str = ""
     """A part of the explanation, or of the notes."""
-    micro_step: int = 0
+    micro_step: int | None = 0
+    """None where chance decides."""
     ranks: tuple[int, ...] = (0,)
     permutation: bool | None = None
     swapped: list[int] | None = None
@@ -81,14 +82,14 @@ REPORTED = [
     sampling("sampling_by_clock"),
     Answer("other_micro_batches", 0, LOG_PROB, "forward_input", "actor", "calls", "actor", "2, 6 in b", quick=True),
     module("ties_in_the_router", "actor.layers.0.moe.router", GENERATE, times=2),
-    optimizer("norm_of_a_set", None, "gradients", "actor.grad_norm", says="their norm", times=4, every=False),
+    optimizer("norm_of_a_set", None, "gradients", "actor.grad_norm", says="their norm", times=10, every=False),
     Answer("norm_of_a_set_saved_at_once", None, UPDATE, "data", "grad_norm", "optimizer", "grad_norm", "clipping", 1,
-           times=4, every=False),
-    optimizer("clipping_a_set", None, "grad_norm", "actor.grad_norm", times=4, every=False),
+           times=10, every=False),
+    optimizer("clipping_a_set", None, "grad_norm", "actor.grad_norm", times=10, every=False),
     Answer("data_left_in_a_gradient", 1, UPDATE, "optimizer", "actor:gradients", "gradient",
            "actor.layers.0.up.weight", "alone something changed this one", 1, times=20),
     Answer("offload_races", None, UPDATE, "grad_input", "actor.layers.1.attention.core", "module_backward",
-           "actor.layers.1.attention.core", times=6, every=False),
+           "actor.layers.1.attention.core", micro_step=None, times=6, every=False),
     Answer("reward_times_out", None, None, "data", "rewards", "rewards", "rewards", times=8, every=False),
     module("other_threads", "actor.layers.1.up", GENERATE),
 ]  # fmt: skip
