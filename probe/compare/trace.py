@@ -6,12 +6,13 @@ Memory is bounded: pieces of files, and a window of events where one run made ca
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from probe.compare.trace_align import WINDOW, WINDOW_BYTES, align_events, is_shifted
+from probe.compare.trace_align import WINDOW, WINDOW_BYTES, align_events, equal_lines, is_shifted
+from probe.compare.trace_idle import idle_generators
 from probe.errors import DumpError
 from probe.store.trace_events import ITEMS, KIND, NOT_OBSERVED, TraceEvent
 from probe.store.trace_reader import TraceFile, TraceReader, Traces, read_traces
@@ -20,11 +21,10 @@ FOLLOWING = 50
 """Differing events after the first that are kept."""
 DATA_KEPT = 10_000
 """Most differing values that were saved and are named."""
-_NEAR = 4096
-_PARSED = (b'data"', b'not_observed"')
+_PARSED = (b'data"', b'not_observed"', b'rng"')
 """Kinds of which a pair of lines that are not equal is always parsed."""
 
-Status = Literal["same", "different", "missing", "extra", "not_observed", "not_compared"]
+Status = Literal["same", "different", "missing", "extra", "not_observed", "not_compared", "idle"]
 DIFFERING: tuple[Status, ...] = ("different", "missing", "extra")
 Saved = tuple[int, int, int, str, str]
 """Rank, step, micro-step, tag and path of a saved value."""
@@ -82,6 +82,9 @@ class RankTrace:
     """That of ``b``."""
     other_offset: int = 0
     """Bytes of it before that position."""
+
+    idle: tuple[str, ...] = ()
+    """Generators whose states differ, and from which nothing was drawn: their events are no differences."""
 
     @property
     def compared(self) -> int:
@@ -149,12 +152,11 @@ def compare_traces(a: Path, b: Path, last_step: int | None = None) -> TraceCompa
     result.recorded = bool(left.ranks or right.ranks or result.problems)
     for rank in sorted({*left.ranks, *right.ranks}):
         one, two = left.ranks.get(rank), right.ranks.get(rank)
-        reason = _not_comparable(left, right, one, two, rank)
-        if reason is not None or one is None or two is None:
+        if (reason := _not_comparable(left, right, one, two, rank)) is not None or one is None or two is None:
             result.problems.append(reason or f"rank {rank}: no trace")
             continue
         try:
-            found, problems = _RankComparer(one, two, last_step).compare()
+            found, problems = _compare_rank(one, two, last_step)
         except DumpError as error:
             result.problems.append(str(error))
             continue
@@ -180,13 +182,27 @@ def _not_comparable(left: Traces, right: Traces, one: TraceFile | None, two: Tra
     return None
 
 
+def _compare_rank(one: TraceFile, two: TraceFile, last_step: int | None) -> tuple[RankTrace | None, list[str]]:
+    """Compares the traces of a rank; states of idle generators do not hide what really differed first."""
+    found, problems = _RankComparer(one, two, last_step).compare()
+    if found is None or found.first is None or (found.first.status, found.first.event.kind) != ("different", "rng"):
+        return found, problems
+    idle = idle_generators(one, two, last_step)
+    if found.first.event.label not in idle:
+        return found, problems
+    again, problems = _RankComparer(one, two, last_step, idle).compare()
+    late = again is not None and again.first_index is not None and again.first_index > min(idle.values())
+    return (found if late else again), problems  # late: after the last look at the states, it may have drawn from them
+
+
 class _RankComparer:
     """Compares two traces of one rank."""
 
-    def __init__(self, one: TraceFile, two: TraceFile, last_step: int | None) -> None:
+    def __init__(self, one: TraceFile, two: TraceFile, last_step: int | None, idle: Collection[str] = ()) -> None:
         self._files = (one, two)
         self._last_step = last_step
-        self._found = RankTrace(one.rank, file=one, other=two)
+        self._idle = idle
+        self._found = RankTrace(one.rank, file=one, other=two, idle=tuple(sorted(idle)))
         self._counts = self._found.counts
 
     def compare(self) -> tuple[RankTrace | None, list[str]]:
@@ -205,7 +221,7 @@ class _RankComparer:
     def _take_equal_bytes(self) -> bool:
         """Passes over whole lines that are the same; whether there were any."""
         left, right = self._a.chunk(), self._b.chunk()
-        same = _equal_lines(left, right)
+        same = equal_lines(left, right)
         if same:
             hidden = left.count(NOT_OBSERVED, 0, same)
             self._counts["same"] += left.count(b"\n", 0, same) - hidden
@@ -283,6 +299,8 @@ class _RankComparer:
         moved = left.call != right.call and not self._is_shifted
         if not moved and left.content == right.content:
             self._counts["not_observed" if left.kind == "not_observed" else "same"] += 1
+        elif left.kind == "rng" and left.name in self._idle and not moved:
+            self._counts["idle"] += 1
         elif look_for_shift and self._found.first is None and self._looks_shifted():
             return False
         else:
@@ -380,20 +398,3 @@ def _saved_values(rank: int, difference: EventDifference) -> set[Saved]:
         return set()
     changed = [x[0] for x, y in zip(one.items, two.items, strict=True) if x != y]
     return {(rank, one.step, one.micro_step or 0, one.name, path) for path in changed}
-
-
-def _equal_lines(left: bytes, right: bytes) -> int:
-    """How many bytes of whole lines two texts begin with that are the same."""
-    size = min(len(left), len(right))
-    if left[:size] == right[:size]:
-        return size
-    low, high = 0, size  # the first unlike byte lies in between
-    if left[:_NEAR] != right[:_NEAR]:
-        high = min(high, _NEAR)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return left.rfind(b"\n", 0, low) + 1

@@ -82,6 +82,10 @@ class CheckResult:
             self.verdict = "divergent"
         elif self.verdict == "identical" and not traces.whole:
             self.verdict = "inconclusive"
+        for found in traces.ranks.values():
+            if found.idle:
+                states = f"rank {found.rank}: the random states of {', '.join(found.idle)} differ"
+                self.notes.append(f"{states}, and nothing drew from them in either run: they do not count; seed them")
         unlike_layers = self.layers is not None and (self.layers.differences or self.layers.problems)
         if self.verdict == "divergent" and self.key_data is not None and not unlike_layers:
             self.equivalent = equivalent_entries(self.key_data, traces)
