@@ -43,6 +43,8 @@ class Place:
     """Calls that gradient checkpointing may run again, by name: what they got, and their number."""
     roles: set[str] = field(default_factory=set)
     """Roles whose weights were recorded since the stage began."""
+    versions: dict[int, int] = field(default_factory=dict)
+    """How often each of their parameters was changed in place by then, by id."""
 
     def next_call(self, name: str) -> int:
         """The number of a new call."""

@@ -67,6 +67,11 @@ def version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
+def own_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
+    """The parameters of a module itself, by name, without the cost of asking for them."""
+    return module._parameters  # noqa: SLF001
+
+
 def without_modes() -> AbstractContextManager[Any]:
     """No dispatch mode of the trainer sees what runs inside."""
     from torch.utils._python_dispatch import _disable_current_modes

@@ -16,7 +16,7 @@ import torch
 
 from probe.collect.trace.events import Place, Recorder
 from probe.collect.trace.gradients import Edges, Gradients
-from probe.collect.trace.internals import graph_task_running, is_compiled
+from probe.collect.trace.internals import graph_task_running, is_compiled, own_parameters, version
 from probe.collect.trace.items import Leaves
 from probe.collect.trace.registry import NamedModule, Registry
 
@@ -157,6 +157,8 @@ class Modules:
         role, name = named.in_stage(place.stage)
         if role not in place.roles and place.stage is not None:
             self._first_use(role)
+        if not named.sharded:
+            self._changed(named.module, role, name, place)
         leaves = Leaves({id(one) for frame in self._stack for one in frame.objects})
         leaves.add("args", args)
         if kwargs:
@@ -179,6 +181,17 @@ class Modules:
             self._gradients.reductions.entered(role)
         edges = self._gradients.enter(leaves.found, [frame.edges for frame in self._stack])
         return Frame(name, call, recomputed, place, leaves.objects, edges)
+
+    def _changed(self, module: torch.nn.Module, role: str, name: str, place: Place) -> None:
+        """The module's own weights, where they were changed in place since they were last recorded in this stage."""
+        changed = []
+        for key, weight in own_parameters(module).items():
+            before = None if weight is None else place.versions.get(id(weight))
+            if weight is not None and before is not None and before != (now := version(weight)):
+                place.versions[id(weight)] = now
+                changed.append((f"{name}.{key}"[len(role) + 1 :], weight))
+        if changed:
+            self._recorder.emit("weights", role, None, self._recorder.items(role, changed), note="changed")
 
     def _gathered(self, named: NamedModule, name: str, call: int) -> None:
         """The whole weights, as a module of FSDP2 sees them; and their gradients, before they are reduced."""

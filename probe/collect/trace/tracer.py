@@ -11,6 +11,7 @@ import torch
 
 from probe.collect.trace.events import Place, Recorder
 from probe.collect.trace.gradients import Gradients
+from probe.collect.trace.internals import version
 from probe.collect.trace.modules import Modules
 from probe.collect.trace.optimizer import Optimizers
 from probe.collect.trace.registry import Registry
@@ -187,6 +188,7 @@ class ExecutionTracer:
             return
         place.roles.add(role)
         record_weights(self._recorder, role, self._models[role])
+        place.versions.update((id(one), version(one)) for one in self._models[role].parameters())
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:

@@ -107,6 +107,7 @@ FURTHER = [
     state("a_weight_sync_left_out", 2, GENERATE, "weights", "rollout", "rollout.embed.weight", says="sync"),
     state("a_weight_written_by_numpy", 1, REFERENCE, "weights", "reference", "reference.layers.1.up.weight"),
     state("a_weight_changed_before_the_update", 1, UPDATE, "weights", "actor", "actor.layers.0.up.bias"),
+    state("a_weight_changed_inside_a_stage", 0, LOG_PROB, "weights", "actor", "actor.layers.0.up.bias", says="same at"),
     Answer("a_buffer_that_moves", 0, CRITIC, "weights", "critic.rotary.seen", "buffers", "critic.rotary.seen"),
     state("an_augmentation_draws", 1, LOG_PROB, "rng", "numpy", "numpy", says="extra draw"),
     state("a_generator_of_its_own", 1, CRITIC, "rng", "sampler", "sampler", says="extra draw"),

@@ -160,6 +160,21 @@ def a_weight_changed_before_the_update(training: Training) -> None:
 
 
 @fault
+def a_weight_changed_inside_a_stage(training: Training) -> None:
+    """Between two calls of the model."""
+    training.batches = lambda role: (ROWS // 2, ROWS // 2)
+    calls: list[str] = []
+
+    def options(role: str) -> dict[str, object]:
+        calls.append(role)
+        if calls.count("actor") == 2 and role == "actor":
+            training.actor.layers[0].up.bias += noise()
+        return {}
+
+    training.options = options
+
+
+@fault
 def a_buffer_that_moves(training: Training) -> None:
     training.critic.rotary.register_buffer("seen", torch.zeros(2))
 
