@@ -221,9 +221,9 @@ def ties_in_the_router(training: Training) -> None:
 
 
 def norm_over_a_set(training: Training) -> Tensor:
-    # the order of a set of objects comes from their addresses; here it is drawn, so that it surely differs
+    # the order of a set of objects comes from their addresses; here it is drawn. In bfloat16 it shows in every digit
     parameters = set(training.actor.parameters())
-    return in_any_order([one.grad.square().sum() for one in parameters]).sqrt()
+    return in_any_order([one.grad.square().sum().bfloat16() for one in parameters]).sqrt().float()
 
 
 def clipping(training: Training, own: Callable[[], Tensor]) -> None:
