@@ -13,12 +13,13 @@ from pathlib import Path
 import further
 import reported
 import torch
+import updates
 from training import Training
 
 from probe import Probe
 from probe.types import RunSpec
 
-FAULTS = {"none": lambda training: None, **reported.FAULTS, **further.FAULTS}
+FAULTS = {"none": lambda training: None, **reported.FAULTS, **further.FAULTS, **updates.FAULTS}
 
 
 def train(name: str, training: Training, probe: Probe) -> None:
