@@ -11,10 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from probe.compare import Entry
 from probe.report.chart import MOST_LINES, Point, chart
+from probe.report.environments import environments
 from probe.report.growth import JUMP_IN_WORDS, growth_of, jumps
 from probe.report.picture import step_map
 from probe.report.verdict import CheckResult, last_line
-from probe.store import layout
 from probe.store.writer import write_atomic
 
 ROWS = 200
@@ -170,13 +170,8 @@ def _layers(result: CheckResult) -> list[dict[str, Any]]:
 def _environment(result: CheckResult) -> list[tuple[str, str, bool]]:
     """Every value of the runs' environments, flat; one row where all runs agree, else one saying how they differ."""
     found: dict[str, dict[str, str]] = {}
-    for run, dump in result.runs.items():
-        path = dump / layout.ENVIRONMENT
-        try:
-            content = _flat(layout.read_json(path))
-        except (OSError, ValueError, RecursionError):
-            continue
-        for key, value in content:
+    for run, environment in environments(result.runs).items():
+        for key, value in _flat(environment):
             found.setdefault(key, {})[run] = value
     rows = []
     for key, values in found.items():

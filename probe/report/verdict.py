@@ -10,7 +10,9 @@ from typing import Any
 from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison, TraceComparison
 from probe.compare.trace import Status
 from probe.locate import Cause, Conclusion, First, FirstKeyData, TraceAnswer, equivalent_entries
+from probe.report.environments import environments
 from probe.report.growth import growth_of, jumps
+from probe.report.hints import hints_of
 from probe.report.summary import summary_rows
 from probe.report.tables import Tables
 from probe.store.reader import Dump
@@ -131,7 +133,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
     key_data, layers = result.key_data, result.layers
     counts = key_data.counts if key_data else {}
     made = [path for tables in result.tables for path in tables.made]
-    return {
+    document = {
         "format": FORMAT,
         "verdict": result.verdict,
         "first": result.first.as_dict() if result.first else None,
@@ -173,6 +175,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
         "error": result.error,
         "notes": result.notes,
     }
+    return {**document, "hints": hints_of(document, environments(result.runs).values())}
 
 
 def reservations(a: Dump, b: Dump, key_data: KeyDataComparison) -> list[str]:
