@@ -13,7 +13,7 @@ from typing import Literal
 
 from probe.compare.trace_align import WINDOW, WINDOW_BYTES, align_events, is_shifted
 from probe.errors import DumpError
-from probe.store.trace_events import ITEMS, KIND, NOT_OBSERVED, TraceEvent
+from probe.store.trace_events import ITEMS, KIND, NOT_OBSERVED, TraceEvent, place_in_step, place_of
 from probe.store.trace_reader import TraceFile, TraceReader, Traces, read_traces
 
 FOLLOWING = 50
@@ -78,6 +78,12 @@ class RankTrace:
     """Position in the trace of ``a`` of the last differing event."""
     file: TraceFile | None = None
     """The trace of ``a``, for what lies around a difference."""
+    other: TraceFile | None = None
+    """The trace of ``b``: the same up to ``offset``."""
+    last_step: int | None = None
+    """Events of later steps were left out; None where none were."""
+    places: set[tuple[Status, bytes]] = field(default_factory=set)
+    """Stages and steps in which something differs, as ``place_in_step`` gives them."""
 
     @property
     def compared(self) -> int:
@@ -182,7 +188,7 @@ class _RankComparer:
     def __init__(self, one: TraceFile, two: TraceFile, last_step: int | None) -> None:
         self._files = (one, two)
         self._last_step = last_step
-        self._found = RankTrace(one.rank, file=one)
+        self._found = RankTrace(one.rank, file=one, other=two, last_step=last_step)
         self._counts = self._found.counts
 
     def compare(self) -> tuple[RankTrace | None, list[str]]:
@@ -256,6 +262,7 @@ class _RankComparer:
                 if not counting:
                     break
                 different += 1
+                self._found.places.add(("different", place_in_step(tail)))
             elif shifted:
                 same += 1
             else:
@@ -329,6 +336,7 @@ class _RankComparer:
     def _take_one(self, reader: TraceReader, line: bytes, status: Status) -> None:
         if self._is_full:
             self._counts[status] += 1
+            self._found.places.add((status, place_in_step(line)))
             self._found.only_saved, self._found.last_index = False, self._a.events
         else:
             event = reader.parse(line, reader.events)
@@ -343,6 +351,9 @@ class _RankComparer:
             if unknown or self._is_full:
                 rest = reader.chunk()
                 self._counts["not_compared" if unknown else status] += rest.count(b"\n")
+                self._found.places |= {
+                    ("not_compared" if unknown else status, place_in_step(line)) for line in rest.splitlines()
+                }
                 reader.take_bytes(len(rest))
             else:
                 reader.ensure(1, 1)
@@ -352,6 +363,7 @@ class _RankComparer:
         found = self._found
         found.counts[difference.status] += 1
         found.last_index = self._a.events
+        found.places.add((difference.status, place_of(difference.event)))
         if found.first is None:
             found.first, found.first_index, found.offset = difference, self._a.events, self._a.offset
         elif len(found.following) < FOLLOWING:

@@ -59,6 +59,8 @@ class CheckResult:
     """Our own table of the key data."""
     runs: dict[str, Path] = field(default_factory=dict)
     """Dump folder of every run."""
+    read_from: dict[str, Path] = field(default_factory=dict)
+    """Where the dump of a run is read while it is unpacked; a run that is not named is read in ``runs``."""
     trainer_steps: int = 0
     """Training steps that were run and recorded."""
     recipe_steps: int = 0
