@@ -52,7 +52,7 @@ def grid(
         first: The row that people look for.
         left_out: Rows that are not there.
     """
-    kept = [[plain(value) for value in row] for _, row in zip(range(MOST_ROWS), rows, strict=False)]
+    kept = [[_exact(plain(value)) for value in row] for _, row in zip(range(MOST_ROWS), rows, strict=False)]
     packed = [
         {"name": heading, "width": width, **_packed([row[number] for row in kept])}
         for number, (heading, width) in enumerate(columns)
@@ -69,9 +69,16 @@ def plain(value: Any) -> Any:
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in value)
 
 
+def _exact(value: Any) -> Any:
+    """A number that the page's script cannot hold, or has no word for, as text."""
+    inexact = isinstance(value, float) or (isinstance(value, int) and abs(value) >= 2**53)
+    return str(value) if inexact else value
+
+
 def _packed(values: list[Any]) -> dict[str, list[Any]]:
     """The values, or which of a few each is."""
-    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    known = dict.fromkeys((type(value), value) for value in values)  # 1, 1.0 and true are three values
+    places = {key: place for place, key in enumerate(known)}
     if len(places) * 2 > len(values):
         return {"values": values}
-    return {"known": list(places), "codes": [places[value] for value in values]}
+    return {"known": [value for _, value in places], "codes": [places[type(value), value] for value in values]}

@@ -15,8 +15,8 @@ from probe.store.layers import Window, find_windows, read_events
 from probe.store.trace_events import ITEMS, NO_EVENT, TraceEvent, parse_event, parse_place, place_in_step, place_of
 from probe.store.trace_reader import LONGEST_LINE, TraceFile
 
-MOST = 50_000
-"""Most events before the first difference, and most from it on."""
+MOST = 100_000
+"""Most events that are kept: where there are more, at least half of them lie on the longer side of the difference."""
 _START, _END = b',"kind":"stage_start"', b',"kind":"stage_end"'
 Lines = tuple[bytes | None, bytes | None]
 
@@ -83,12 +83,15 @@ def events_of_traces(found: RankTrace) -> StageEvents | None:
     result = StageEvents("trace", event.stage, event.step, found.rank)
     place = place_of(event)
     try:
-        before, result.cut = _before(found.file, found.offset, place)
+        before, result.cut = _before(found.file, found.offset, place, MOST)
+        room = max(MOST - len(before), MOST // 2)
+        left, cut_a = _after(found.file, found.offset, place, room)
+        right, cut_b = _after(found.other, found.offset, place, room)
+        room = MOST - max(len(left), len(right))
+        result.cut |= cut_a or cut_b or len(before) > room
+        before = before[-room:]
         result.lines = [(line, line) for line in before]
         result.events = [_seen(parse_place(line), "same") for line in before]
-        left, cut_a = _after(found.file, found.offset, place)
-        right, cut_b = _after(found.other, found.offset, place)
-        result.cut |= cut_a or cut_b
         _add_pairs(result, left, right)
     except (DumpError, OSError, *NO_EVENT):
         return None
@@ -130,13 +133,13 @@ def _window(folder: Path, like: Window) -> Window | None:
     return next((window for window in find_windows(folder) if window.key == like.key), None)
 
 
-def _before(file: TraceFile, offset: int, place: bytes) -> tuple[list[bytes], bool]:
+def _before(file: TraceFile, offset: int, place: bytes, most: int) -> tuple[list[bytes], bool]:
     """The lines of the same stage entry before a difference, and whether there were more."""
     lines: list[bytes] = []
     for line in file.lines_before(offset):
         if place_in_step(line) != place:
             return lines[::-1], False
-        if len(lines) == MOST:
+        if len(lines) == most:
             return lines[::-1], True
         lines.append(line)
         if _START in line:
@@ -144,7 +147,7 @@ def _before(file: TraceFile, offset: int, place: bytes) -> tuple[list[bytes], bo
     return lines[::-1], False
 
 
-def _after(file: TraceFile, offset: int, place: bytes) -> tuple[list[bytes], bool]:
+def _after(file: TraceFile, offset: int, place: bytes, most: int) -> tuple[list[bytes], bool]:
     """The lines of the same stage entry from a difference on, and whether there were more."""
     lines: list[bytes] = []
     with layout.open_plain(file.path) as stream:
@@ -153,7 +156,7 @@ def _after(file: TraceFile, offset: int, place: bytes) -> tuple[list[bytes], boo
             line = line.rstrip(b"\n")
             if place_in_step(line) != place or (lines and _START in line):
                 break
-            if len(lines) == MOST:
+            if len(lines) == most:
                 return lines, True
             lines.append(line)
             if _END in line:

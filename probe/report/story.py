@@ -30,6 +30,8 @@ def details(result: CheckResult, document: dict[str, Any]) -> Lines:
     """What else is known, one line each."""
     key_data, trace = document["key_data"], document["trace"]
     lines = [("Key data", f"{key_data['compared']} records compared, {_differences(key_data)}")]
+    if not key_data["compared"] and trace["compared"]:
+        lines = []  # the traces are all there is
     if trace["compared"] is not None:
         lines.append(("Traces", f"{trace['compared']} events compared, {_differences({**trace, 'unreadable': 0})}"))
     if key_data["first"] is not None and not _is_record(result):
@@ -45,7 +47,9 @@ def _run(document: dict[str, Any]) -> str:
     events = document["trace"]["compared"]
     what = f"runs {', '.join(runs)}: " if runs else ""
     trained = f"{cost['trainer_steps']} training steps in {len(runs)} runs" if cost["trainer_steps"] else "compared"
-    seen = f"{compared} records" + (f" and {events} traced events" if events else "")
+    seen = " and ".join(
+        [*[f"{compared} records"] * bool(compared or not events), *[f"{events} traced events"] * bool(events)]
+    )
     return f"{what}{trained}, {seen}, {cost['seconds']} s"
 
 
