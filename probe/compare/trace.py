@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from probe.compare.trace_align import WINDOW, WINDOW_BYTES, align_events, is_shifted
+from probe.compare.trace_align import WINDOW, WINDOW_BYTES, align_events, equal_lines, is_shifted
 from probe.errors import DumpError
-from probe.store.trace_events import ITEMS, KIND, NOT_OBSERVED, TraceEvent, place_in_step, place_of
+from probe.store.trace_events import ITEMS, KIND, NOT_OBSERVED, STAGE, TraceEvent, place_in_step, place_of
 from probe.store.trace_reader import TraceFile, TraceReader, Traces, read_traces
 
 FOLLOWING = 50
 """Differing events after the first that are kept."""
 DATA_KEPT = 10_000
 """Most differing values that were saved and are named."""
-_NEAR = 4096
+_NO_PLACE = b"\0"  # no line ends so
 _PARSED = (b'data"', b'not_observed"')
 """Kinds of which a pair of lines that are not equal is always parsed."""
 
@@ -207,7 +207,7 @@ class _RankComparer:
     def _take_equal_bytes(self) -> bool:
         """Passes over whole lines that are the same; whether there were any."""
         left, right = self._a.chunk(), self._b.chunk()
-        same = _equal_lines(left, right)
+        same = equal_lines(left, right)
         if same:
             hidden = left.count(NOT_OBSERVED, 0, same)
             self._counts["same"] += left.count(b"\n", 0, same) - hidden
@@ -247,6 +247,7 @@ class _RankComparer:
         """Takes pairs of lines up to one that has to be parsed; how many it took."""
         same = hidden = different = 0
         counting, shifted = self._is_full, self._is_shifted
+        place = _NO_PLACE
         for one, two in pairs:
             if one == two:
                 if NOT_OBSERVED in one:
@@ -262,7 +263,9 @@ class _RankComparer:
                 if not counting:
                     break
                 different += 1
-                self._found.places.add(("different", place_in_step(tail)))
+                if not tail.endswith(place):
+                    place = tail[tail.rfind(STAGE) :]
+                    self._found.places.add(("different", place_in_step(place)))
             elif shifted:
                 same += 1
             else:
@@ -387,20 +390,3 @@ def _saved_values(rank: int, difference: EventDifference) -> set[Saved]:
         return set()
     changed = [x[0] for x, y in zip(one.items, two.items, strict=True) if x != y]
     return {(rank, one.step, one.micro_step or 0, one.name, path) for path in changed}
-
-
-def _equal_lines(left: bytes, right: bytes) -> int:
-    """How many bytes of whole lines two texts begin with that are the same."""
-    size = min(len(left), len(right))
-    if left[:size] == right[:size]:
-        return size
-    low, high = 0, size  # the first unlike byte lies in between
-    if left[:_NEAR] != right[:_NEAR]:
-        high = min(high, _NEAR)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return left.rfind(b"\n", 0, low) + 1

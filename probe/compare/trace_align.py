@@ -19,6 +19,7 @@ WINDOW_BYTES = 1 << 26
 SURE_RUN = 8
 """Events in a row that have to be the same before a shift is taken for one."""
 
+_NEAR = 4096
 _MOST_CELLS = 250_000
 """Largest table for a longest common subsequence; beyond it, events between two anchors are taken for unlike."""
 _MOST_CANDIDATES = 4096
@@ -91,6 +92,23 @@ def longest_common_subsequence(left: Tokens, right: Tokens) -> Pairs:
         else:
             j += 1
     return pairs
+
+
+def equal_lines(left: bytes, right: bytes) -> int:
+    """How many bytes of whole lines two texts begin with that are the same."""
+    size = min(len(left), len(right))
+    if left[:size] == right[:size]:
+        return size
+    low, high = 0, size  # the first unlike byte lies in between
+    if left[:_NEAR] != right[:_NEAR]:
+        high = min(high, _NEAR)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return left.rfind(b"\n", 0, low) + 1
 
 
 def _match(

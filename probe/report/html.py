@@ -188,7 +188,11 @@ def _environment(result: CheckResult) -> list[tuple[str, str, bool]]:
     """Every value of the runs' environments, flat; one row where all runs agree, else one saying how they differ."""
     found: dict[str, dict[str, str]] = {}
     for run, environment in environments(result.runs).items():
-        for key, value in _flat(environment):
+        try:
+            content = _flat(environment)
+        except RecursionError:
+            continue
+        for key, value in content:
             found.setdefault(key, {})[run] = value
     rows = []
     for key, values in found.items():
