@@ -26,6 +26,7 @@ DEVICES = ("cpu", "cuda", "npu")
 MOST = 4
 """Most hints for one difference."""
 _OPERATION, _MODULE, _EVENT, _STAGE = 8, 4, 2, 1
+_UNKNOWN_DEVICE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,16 @@ class Hints:
     entries: tuple[Hint, ...] = field(default=())
 
     def choose(self, found: Situation) -> list[Hint]:
-        """The hints that speak of a situation, the closest first: at most ``MOST``."""
-        scored = [(score, hint) for hint in self.entries if (score := hint.score(found)) is not None]
-        return [hint for _, hint in sorted(scored, key=lambda pair: -pair[0])[:MOST]]
+        """The hints that speak of a situation, the closest first: at most ``MOST``.
+
+        Where nobody knows the device, those for one kind of device come after all others.
+        """
+        scored = [
+            (_UNKNOWN_DEVICE if hint.devices and not found.devices else 0, -score, hint)
+            for hint in self.entries
+            if (score := hint.score(found)) is not None
+        ]
+        return [hint for *_, hint in sorted(scored, key=lambda one: one[:2])[:MOST]]
 
 
 def load_hints() -> Hints:

@@ -90,6 +90,10 @@ def test_a_known_operation_decides_over_the_module() -> None:
     assert found[0] == "gemm-cublas" and "attention-backward-cuda" not in found
 
 
+def test_where_the_device_is_unknown_what_holds_anywhere_comes_first() -> None:
+    assert chosen("module_forward", module="Linear")[:2] == ["forward", "gemm-cublas"]
+
+
 def test_hash_seeds_are_named_for_the_order_of_data() -> None:
     assert "hash-seed" in chosen("data", event="data") and "hash-seed" in chosen("calls")
 
