@@ -132,7 +132,7 @@ def sides_of_layers(layers: LayerComparison | None, runs: tuple[tuple[str, Path]
             if one is not None and two is not None and (key in one[1] or key in two[1])
             for side in _of_layers(words, (one[0], one[1].get(key)), (two[0], two[1].get(key)))
         ]
-    except (DumpError, ValueError, OSError):
+    except (DumpError, OSError, RuntimeError, TypeError, ValueError):  # a dtype that NumPy does not have
         return None
     return Sides(name_a, name_b, rows[:MOST_ITEMS]) if rows else None
 

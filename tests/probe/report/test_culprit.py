@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.compare import TraceComparison, compare_key_data, compare_traces
+from probe.compare import TraceComparison, compare_key_data, compare_layers, compare_traces
 from probe.locate import locate_trace
 from probe.report.grid import MOST_ROWS, grid, plain
 from probe.report.picture import condensed, step_map
-from probe.report.sides import _unlike, sides_of_record, sides_of_trace
-from probe.report.stage import StageEvents, events_of_traces
+from probe.report.sides import ELEMENTS, _unlike, sides_of_layers, sides_of_record, sides_of_trace
+from probe.report.stage import StageEvents, events_of_layers, events_of_traces
 from probe.report.stage_map import BETWEEN, stage_cells
 from probe.report.tree import tree_of
 from probe.store.reader import read_dump
@@ -220,3 +220,34 @@ class TestGrid:
 
     def test_plain_text_keeps_lines(self) -> None:
         assert plain("a\n\tb\x1b") == "a\n\tb\N{REPLACEMENT CHARACTER}" and plain(3) == 3
+
+
+class TestLayers:
+    @pytest.fixture
+    def pair(self, layer_runs: Path) -> tuple[Path, Path]:
+        return layer_runs / "base", layer_runs / "output"
+
+    def test_values_of_the_module_come_from_the_layer_dumps(self, pair: tuple[Path, Path]) -> None:
+        layers = compare_layers(*pair)
+        first = layers.first
+        assert first is not None and first.event.kind == "forward_output"
+        sides = sides_of_layers(layers, (("c", pair[0]), ("d", pair[1])))
+        assert sides is not None and (sides.run_a, sides.run_b) == ("c", "d")
+        by_what = {row.what: row for row in sides.rows}
+        assert by_what["input"].same and by_what["input"].elements == ()
+        output = by_what["output"]
+        assert not output.same and output.count and output.size and 0 < len(output.elements) <= ELEMENTS
+        assert all(element.a != element.b and element.ulp for element in output.elements)
+        assert len(output.elements[0].index) == output.a.count(",") + 1
+
+    def test_the_tree_comes_from_the_layer_dumps_without_traces(self, pair: tuple[Path, Path]) -> None:
+        layers = compare_layers(*pair)
+        found = events_of_layers(layers, pair)
+        assert found is not None and found.source == "layers" and layers.first is not None
+        assert [node.name for node in tree_of(found) if node.first] == [layers.first.full_name]
+        assert {event.status for event in found.events} == {"same", "different"}
+
+    def test_a_dump_that_vanished_shows_nothing(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
+        layers = compare_layers(*pair)
+        gone = (("c", tmp_path / "c"), ("d", tmp_path / "d"))
+        assert sides_of_layers(layers, gone) is None and sides_of_layers(None, gone) is None
