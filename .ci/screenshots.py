@@ -1,6 +1,7 @@
 """The README's pictures of Prefect's page: a check is started from the form, in headless Chromium, on a new server.
 
     python .ci/screenshots.py [FOLDER]      writes form.png, run.png, summary.png, nightly.png; FOLDER is docs
+    python .ci/screenshots.py REPORT.html   writes docs/report.png, of the report of firstdiff check demo
 
 Needs chromium and chromedriver. The server and its worker are those of make serve, in a folder that is removed.
 """
@@ -150,6 +151,15 @@ def browser(folder: Path) -> Iterator[Any]:
         driver.quit()
 
 
+def take_report(report: Path, file: Path) -> None:
+    """Takes the picture of a check's report, from its top."""
+    with tempfile.TemporaryDirectory(prefix="firstdiff-") as scratch, browser(Path(scratch)) as driver:
+        driver.get(report.resolve().as_uri())
+        driver.set_window_size(1250, 1800)
+        time.sleep(0.5)
+        driver.save_screenshot(str(file))
+
+
 def take(page: Page, folder: Path) -> str:
     """Starts the demo from the form and takes all pictures; returns the flow run's id."""
     page.open_form("determinism-check", "determinism-check")
@@ -176,6 +186,9 @@ def take(page: Page, folder: Path) -> str:
 def main() -> int:
     """Writes the pictures."""
     sys.path.insert(0, str(PROJECT))
+    if sys.argv[1:] and sys.argv[1].endswith(".html"):
+        take_report(Path(sys.argv[1]), PROJECT / "docs/report.png")
+        return 0
     from flows.station import Station
 
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else PROJECT / "docs"

@@ -116,10 +116,11 @@ def compare(
 
     def work() -> Outcome:
         from probe.comparison import compare_dumps
-        from probe.report import last_line, summary_lines
+        from probe.report import hint_line, last_line, summary_lines
 
         document = compare_dumps(dump_a, dump_b, out, allow_different or ())
-        for line in [*summary_lines(document["key_data"]["summary"]), *document["notes"]]:
+        hint = [line] if (line := hint_line(document)) else []
+        for line in [*summary_lines(document["key_data"]["summary"]), *document["notes"], *hint]:
             logging.getLogger("firstdiff").info("%s", line)
         report = out / "report.html" if out else None
         return Outcome(document, last_line(document, report), EXIT_CODES[document["verdict"]])
@@ -231,8 +232,10 @@ def unpack(
 
 
 def _answer(document: dict[str, Any], folder: Path) -> Outcome:
-    from probe.report import last_line
+    from probe.report import hint_line, last_line
 
+    if line := hint_line(document):
+        logging.getLogger("firstdiff").info("%s", line)
     report = os.path.relpath(folder / "report.html")
     return Outcome(document, last_line(document, Path(report)), EXIT_CODES[document["verdict"]])
 

@@ -63,7 +63,15 @@ def show_check(named: str, profile: Profile, result: CheckResult, document: dict
     names = {"check": folder.name, "path": str(folder), "host": platform.node(), "profile": label}
     url = report_address(template, **names) if template else None
     with warning("the page does not show the check"):
-        show(artifact_key(label), title, document, folder, url, picture(step_map(result.key_data)), result.log_tail)
+        show(
+            artifact_key(label),
+            title,
+            document,
+            folder,
+            url,
+            picture(step_map(result.key_data, result.traces)),
+            result.log_tail,
+        )
 
 
 def show(

@@ -67,7 +67,7 @@ def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[
         names = DumpNames({left: a, right: b})
         with names.in_errors():
             result = _compare(left, right, allow_different)
-        result.runs = {"a": a, "b": b}
+        result.runs, result.read_from = {"a": a, "b": b}, {"a": left, "b": right}
         if a.resolve() == b.resolve():
             result.notes.insert(0, "both dumps are the same folder")
         if out is not None:

@@ -17,7 +17,8 @@ from probe.compare.configurations import (
 from probe.compare.entries import Cell, Entry, KeyDataComparison
 from probe.compare.keydata import compare_key_data
 from probe.compare.layers import LayerComparison, LayerDifference, compare_layers
-from probe.compare.trace import EventDifference, RankTrace, TraceComparison, compare_traces
+from probe.compare.trace import compare_traces
+from probe.compare.trace_found import EventDifference, RankTrace, TraceComparison
 
 __all__ = [
     "Cell",

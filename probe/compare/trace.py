@@ -5,131 +5,27 @@ Memory is bounded: pieces of files, and a window of events where one run made ca
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from probe.compare.trace_align import WINDOW, WINDOW_BYTES, align_events, equal_lines, is_shifted
+from probe.compare.trace_found import (
+    DATA_KEPT,
+    FOLLOWING,
+    EventDifference,
+    RankTrace,
+    Saved,
+    Status,
+    TraceComparison,
+)
 from probe.compare.trace_idle import idle_generators
 from probe.errors import DumpError
-from probe.store.trace_events import ITEMS, KIND, NOT_OBSERVED, TraceEvent
+from probe.store.trace_events import ITEMS, KIND, NOT_OBSERVED, STAGE, place_in_step, place_of
 from probe.store.trace_reader import TraceFile, TraceReader, Traces, read_traces
 
-FOLLOWING = 50
-"""Differing events after the first that are kept."""
-DATA_KEPT = 10_000
-"""Most differing values that were saved and are named."""
+_NO_PLACE = b"\0"  # no line ends so
 _PARSED = (b'data"', b'not_observed"', b'rng"')
 """Kinds of which a pair of lines that are not equal is always parsed."""
-
-Status = Literal["same", "different", "missing", "extra", "not_observed", "not_compared", "idle"]
-DIFFERING: tuple[Status, ...] = ("different", "missing", "extra")
-Saved = tuple[int, int, int, str, str]
-"""Rank, step, micro-step, tag and path of a saved value."""
-
-
-@dataclass(frozen=True, slots=True)
-class EventDifference:
-    """An event that is not the same in both traces.
-
-    Example:
-        >>> EventDifference("missing", TraceEvent(7, 0, None, None, "rng", "python"), None).event.index
-        7
-    """
-
-    status: Status
-    """``missing``: only ``a`` has it; ``extra``: only ``b`` has it."""
-    a: TraceEvent | None
-    b: TraceEvent | None
-
-    @property
-    def event(self) -> TraceEvent:
-        """The event of the run that has it, ``a`` before ``b``."""
-        event = self.a or self.b
-        assert event is not None
-        return event
-
-
-@dataclass
-class RankTrace:
-    """How the traces of one rank compare.
-
-    Example:
-        >>> RankTrace(0).differences
-        0
-    """
-
-    rank: int
-    counts: Counter[Status] = field(default_factory=Counter)
-    first: EventDifference | None = None
-    first_index: int | None = None
-    """Position in the trace of ``a`` at which the traces are first not the same."""
-    offset: int = 0
-    """Bytes of the trace of ``a`` before that position."""
-    following: list[EventDifference] = field(default_factory=list)
-    """The differing events after the first: at most ``FOLLOWING``."""
-    saved: set[Saved] = field(default_factory=set)
-    """Saved values that differ: at most ``DATA_KEPT``."""
-    only_saved: bool = True
-    """Whether nothing but the values in ``saved`` differs."""
-    last_index: int | None = None
-    """Position in the trace of ``a`` of the last differing event."""
-    file: TraceFile | None = None
-    """The trace of ``a``, for what lies around a difference."""
-    other: TraceFile | None = None
-    """That of ``b``."""
-    other_offset: int = 0
-    """Bytes of it before that position."""
-
-    idle: tuple[str, ...] = ()
-    """Generators whose states differ, and from which nothing was drawn: their events are no differences."""
-
-    @property
-    def compared(self) -> int:
-        """Events that were looked at on both sides, or are known to be on one side only."""
-        return self.counts["same"] + self.differences
-
-    @property
-    def differences(self) -> int:
-        """How many events make the runs divergent."""
-        return sum(self.counts[status] for status in DIFFERING)
-
-
-@dataclass
-class TraceComparison:
-    """Every event that either run has, compared.
-
-    Example:
-        >>> TraceComparison().recorded
-        False
-    """
-
-    recorded: bool = False
-    """Whether either run has traces."""
-    ranks: dict[int, RankTrace] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    """What makes the comparison incomplete, one sentence each."""
-
-    def total(self, *statuses: Status) -> int:
-        """Events of all ranks with one of some statuses."""
-        return sum(rank.counts[status] for rank in self.ranks.values() for status in statuses)
-
-    @property
-    def compared(self) -> int:
-        """Events that were looked at on both sides, or are known to be on one side only."""
-        return self.total("same", *DIFFERING)
-
-    @property
-    def differences(self) -> int:
-        """How many events make the runs divergent."""
-        return self.total(*DIFFERING)
-
-    @property
-    def whole(self) -> bool:
-        """Whether everything that was recorded was compared."""
-        return not self.problems and not self.total("not_compared")
 
 
 def compare_traces(a: Path, b: Path, last_step: int | None = None) -> TraceComparison:
@@ -202,7 +98,7 @@ class _RankComparer:
         self._files = (one, two)
         self._last_step = last_step
         self._idle = idle
-        self._found = RankTrace(one.rank, file=one, other=two, idle=tuple(sorted(idle)))
+        self._found = RankTrace(one.rank, file=one, other=two, idle=tuple(sorted(idle)), last_step=last_step)
         self._counts = self._found.counts
 
     def compare(self) -> tuple[RankTrace | None, list[str]]:
@@ -261,6 +157,7 @@ class _RankComparer:
         """Takes pairs of lines up to one that has to be parsed; how many it took."""
         same = hidden = different = 0
         counting, shifted = self._is_full, self._is_shifted
+        place = _NO_PLACE
         for one, two in pairs:
             if one == two:
                 if NOT_OBSERVED in one:
@@ -276,6 +173,9 @@ class _RankComparer:
                 if not counting:
                     break
                 different += 1
+                if not tail.endswith(place):
+                    place = tail[tail.rfind(STAGE) :]
+                    self._found.places.add(("different", place_in_step(place)))
             elif shifted:
                 same += 1
             else:
@@ -351,6 +251,7 @@ class _RankComparer:
     def _take_one(self, reader: TraceReader, line: bytes, status: Status) -> None:
         if self._is_full:
             self._counts[status] += 1
+            self._found.places.add((status, place_in_step(line)))
             self._found.only_saved, self._found.last_index = False, self._a.events
         else:
             event = reader.parse(line, reader.events)
@@ -365,6 +266,9 @@ class _RankComparer:
             if unknown or self._is_full:
                 rest = reader.chunk()
                 self._counts["not_compared" if unknown else status] += rest.count(b"\n")
+                self._found.places |= {
+                    ("not_compared" if unknown else status, place_in_step(line)) for line in rest.splitlines()
+                }
                 reader.take_bytes(len(rest))
             else:
                 reader.ensure(1, 1)
@@ -374,6 +278,7 @@ class _RankComparer:
         found = self._found
         found.counts[difference.status] += 1
         found.last_index = self._a.events
+        found.places.add((difference.status, place_of(difference.event)))
         if found.first is None:
             found.first, found.first_index = difference, self._a.events
             found.offset, found.other_offset = self._a.offset, self._b.offset

@@ -94,6 +94,23 @@ def longest_common_subsequence(left: Tokens, right: Tokens) -> Pairs:
     return pairs
 
 
+def equal_lines(left: bytes, right: bytes) -> int:
+    """How many bytes of whole lines two texts begin with that are the same."""
+    size = min(len(left), len(right))
+    if left[:size] == right[:size]:
+        return size
+    low, high = 0, size  # the first unlike byte lies in between
+    if left[:_NEAR] != right[:_NEAR]:
+        high = min(high, _NEAR)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return left.rfind(b"\n", 0, low) + 1
+
+
 def _match(
     views: list[tuple[list[Hashable], list[Hashable]]],
     level: int,
@@ -181,20 +198,3 @@ def _parsed_key(line: bytes) -> Hashable:
         return parse_event(line).key
     except NO_EVENT:
         return line  # whoever reads it says so
-
-
-def equal_lines(left: bytes, right: bytes) -> int:
-    """How many bytes of whole lines two texts begin with that are the same."""
-    size = min(len(left), len(right))
-    if left[:size] == right[:size]:
-        return size
-    low, high = 0, size  # the first unlike byte lies in between
-    if left[:_NEAR] != right[:_NEAR]:
-        high = min(high, _NEAR)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return left.rfind(b"\n", 0, low) + 1

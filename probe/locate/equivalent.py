@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from probe.compare import Entry, KeyDataComparison
-from probe.compare.trace import RankTrace, TraceComparison
+from probe.compare.trace_found import RankTrace, TraceComparison
 from probe.errors import DumpError
 from probe.store.trace_events import KIND, NO_EVENT, parse_place
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from probe.compare.trace import EventDifference, RankTrace, TraceComparison
+from probe.compare.trace_found import EventDifference, RankTrace, TraceComparison
 from probe.locate.cause import Cause, First
 from probe.locate.first import ALL_TOKENS, FirstKeyData
 from probe.locate.trace_cause import GENERATION, cause_of_event, changed_items

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from probe.compare.trace import RankTrace
+from probe.compare.trace_found import RankTrace
 from probe.errors import DumpError
 from probe.store.trace_events import KIND, NO_EVENT, STEP, Item, TraceEvent, parse_event, step_of
 from probe.store.trace_reader import TraceFile

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from probe.compare.trace import EventDifference, RankTrace
+from probe.compare.trace_found import EventDifference, RankTrace
 from probe.locate.cause import Cause
 from probe.locate.trace_batches import other_axis, portions_of
 from probe.locate.trace_context import Context, last_before, last_items

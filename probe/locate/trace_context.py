@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 
-from probe.compare.trace import RankTrace
+from probe.compare.trace_found import RankTrace
 from probe.errors import DumpError
 from probe.store.trace_events import KIND, NO_EVENT, STEP, Item, TraceEvent, parse_event, parse_place, step_of
 from probe.store.trace_reader import TraceFile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from probe.report.advice import hint_line
 from probe.report.html import write_report
 from probe.report.names import DumpNames
 from probe.report.page import difference_rows, log_block, markdown_summary, report_address
@@ -17,6 +18,7 @@ __all__ = [
     "Tables",
     "data_uri",
     "difference_rows",
+    "hint_line",
     "key_data_tables",
     "last_line",
     "layer_tables",

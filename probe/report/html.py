@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
 from probe.compare import Entry
 from probe.report.chart import MOST_LINES, Point, chart
+from probe.report.culprit import culprit
+from probe.report.environments import environments
+from probe.report.grid import MOST_ROWS, Grid, grid, plain
 from probe.report.growth import JUMP_IN_WORDS, growth_of, jumps
-from probe.report.picture import step_map
+from probe.report.picture import condensed, step_map
+from probe.report.story import details, story
 from probe.report.verdict import CheckResult, last_line
-from probe.store import layout
 from probe.store.writer import write_atomic
 
 ROWS = 200
 """Most rows of one table: what matters is at its top; ``verdict.json`` counts the rest."""
+MAP_ROWS, MAP_COLUMNS = 200, 120
+"""Most rows and columns of the map; of more steps several share a column."""
 GROWTH_ROWS = 100
 """Most rows of the table of errors; the charts show all steps."""
 
@@ -37,19 +46,31 @@ def write_report(result: CheckResult, document: dict[str, Any], folder: Path) ->
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
     )
     environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
+    style, script = (_part(name) for name in ("report.css", "report.js"))
     page = environment.get_template("report.html.j2").render(
         title=folder.name,
         document=document,
+        policy=f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none';"
+        " form-action 'none'",
+        style=style,
+        script=script,
         headline=last_line(document, None),
-        story=_story(result, document),
-        map=step_map(result.key_data),
+        story=story(result, document),
+        details=details(result, document),
+        hints=document["hints"],
+        map=condensed(step_map(result.key_data, result.traces), MAP_ROWS, MAP_COLUMNS),
+        span=lambda steps: str(steps[0]) if steps[0] == steps[1] else f"{steps[0]} to {steps[1]}",
+        **culprit(result),
         entries=_entries(result),
         entries_left_out=max(0, result.key_data.differences - ROWS) if result.key_data else 0,
+        all_entries=_all_entries(result),
         growth=_growth(result),
-        layers=_layers(result),
+        layers=_layers(result, ROWS),
         layers_left_out=max(0, len(result.layers.differences) - ROWS) if result.layers else 0,
+        all_layers=_all_layers(result),
         environment=_environment(result),
         log_tail=result.log_tail,
     )
@@ -58,54 +79,18 @@ def write_report(result: CheckResult, document: dict[str, Any], folder: Path) ->
     return path
 
 
-def _story(result: CheckResult, document: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was run, what was found, why, and what to do, one line each."""
-    cost, key_data = document["cost"], document["key_data"]
-    lines = [
-        ("What was run", f"{cost['trainer_steps']} training steps in {len(result.runs)} runs, {cost['seconds']} s")
-    ]
-    lines.append(("Key data", f"{key_data['compared']} records compared, {_differences(key_data)}"))
-    trace = document["trace"]
-    if trace["compared"] is not None:
-        lines.append(("Traces", f"{trace['compared']} events compared, {_differences({**trace, 'unreadable': 0})}"))
-    first = document["key_data"]["first"]
-    if first is not None:
-        where = (
-            f"{first['tag']} at step {first['step']}, rank {_ranks(first['rank'])}, micro-step {first['micro_step']}"
-        )
-        stage = result.first_key_data.stage if result.first_key_data else None
-        lines.append(
-            ("First difference", f"{where}, computed in {stage}" if stage else f"{where}; no model computes it")
-        )
-    elif result.first is not None:
-        place = result.first
-        where = f"{place.name} ({place.event}) at step {place.step}, rank {_ranks(list(place.rank))}"
-        lines.append(("First difference", f"{where}, in {place.stage or 'no stage'}"))
-    if result.first is not None:
-        name = f"{result.cause.name}: " if result.cause.name else ""
-        lines.append(("Cause", f"{name}{result.cause.explanation}"))
-    if result.reproduced is not None:
-        lines.append(("Second pair", _reproduction(result)))
-    if result.error:
-        lines.append(("No verdict", result.error))
-    lines += [("Note", note) for note in result.notes]
-    return lines
+def _part(name: str) -> Markup:
+    """A file of the page that is put in as it is."""
+    return Markup(resources.files("probe.report").joinpath(name).read_text(encoding="utf-8"))  # noqa: S704
 
 
-def _differences(key_data: dict[str, Any]) -> str:
-    counted = [f"{key_data[what]} {what}" for what in ("different", "missing", "extra", "unreadable") if key_data[what]]
-    return ", ".join(counted) or "all the same"
+def _digest(text: str) -> Markup:
+    """How the page's policy allows a style or script: by its digest, and nothing else."""
+    return Markup(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")  # noqa: S704
 
 
-def _ranks(ranks: list[int]) -> str:
-    return ", ".join(str(rank) for rank in ranks)
-
-
-def _reproduction(result: CheckResult) -> str:
-    if result.reproduced:
-        return "runs c and d differed too"
-    side = f"; they side with {result.sides_with}" if result.sides_with else ""
-    return f"not reproduced: runs c and d agree with each other{side}"
+def _shown(value: Any) -> Any:
+    return value if isinstance(value, Markup) else plain(value)
 
 
 def _entries(result: CheckResult) -> list[dict[str, Any]]:
@@ -151,7 +136,7 @@ def _growth(result: CheckResult) -> dict[str, Any] | None:
     }
 
 
-def _layers(result: CheckResult) -> list[dict[str, Any]]:
+def _layers(result: CheckResult, most: int) -> list[dict[str, Any]]:
     if result.layers is None:
         return []
     return [
@@ -163,18 +148,49 @@ def _layers(result: CheckResult) -> list[dict[str, Any]]:
             "call": difference.event.call,
             "status": difference.status,
         }
-        for difference in result.layers.differences[:ROWS]
+        for difference in result.layers.differences[:most]
     ]
+
+
+def _all_entries(result: CheckResult) -> Grid | None:
+    """All records that differ, where the table does not have them."""
+    if result.key_data is None or len(result.key_data.differing) <= ROWS:
+        return None
+    rows = [_entry(entry) for entry in result.key_data.differing[:MOST_ROWS]]
+    columns = [("step", "4rem"), ("record", "2fr"), ("rank", "4rem"), ("micro-step", "6rem"), ("status", "7rem"),
+               ("first at", "1fr"), ("a", "1fr"), ("b", "1fr"), ("elements", "1fr"), ("ULP", "7rem")]  # fmt: skip
+    cells = []
+    for row in rows:
+        entry, found = row["entry"], row["difference"]
+        values: list[Any] = [row["detail"] or None, None, None, None, None]
+        if found is not None:
+            counted = f"{found.count} of {found.size}"
+            values = [str(list(found.first_index)), *map(str, found.values), counted, found.max_ulp]
+        cells.append([entry.step, row["name"], entry.rank, row["record"].micro_step, entry.status, *values])
+    statuses = [row["entry"].status for row in rows]
+    return grid("all-records", columns, cells, statuses, 0, max(0, result.key_data.differences - len(rows)))
+
+
+def _all_layers(result: CheckResult) -> Grid | None:
+    """All layer events that differ, where the table does not have them."""
+    if result.layers is None or len(result.layers.differences) <= ROWS:
+        return None
+    rows = _layers(result, MOST_ROWS)
+    columns = [("stage", "14rem"), ("event", "9rem"), ("module or parameter", "1fr"), ("call", "4rem"),
+               ("rank", "4rem"), ("status", "7rem")]  # fmt: skip
+    keys = ("stage", "kind", "name", "call", "rank", "status")
+    left_out = len(result.layers.differences) - len(rows)
+    return grid("all-layers", columns, [[row[key] for key in keys] for row in rows],
+                [row["status"] for row in rows], 0, left_out)  # fmt: skip
 
 
 def _environment(result: CheckResult) -> list[tuple[str, str, bool]]:
     """Every value of the runs' environments, flat; one row where all runs agree, else one saying how they differ."""
     found: dict[str, dict[str, str]] = {}
-    for run, dump in result.runs.items():
-        path = dump / layout.ENVIRONMENT
+    for run, environment in environments(result.runs).items():
         try:
-            content = _flat(layout.read_json(path))
-        except (OSError, ValueError, RecursionError):
+            content = _flat(environment)
+        except RecursionError:
             continue
         for key, value in content:
             found.setdefault(key, {})[run] = value

@@ -14,6 +14,7 @@ from probe.report.advice import advice
 
 MOST_ROWS = 100
 """Most rows of the table; ``verdict.json`` has the rest."""
+_IN_ADDRESS = "%/:?#[]@!$&'*+,;=~"
 _LONGEST = 300
 _LOG_LINES = 20
 _MOST_NOTES = 10
@@ -91,7 +92,7 @@ def report_address(template: str, **names: str) -> str:
     """
     for name, value in names.items():
         template = template.replace(f"{{{name}}}", quote(value, safe="/" if name == "path" else ""))
-    return quote(template, safe="%/:?#[]@!$&'*+,;=~")
+    return quote(template, safe=_IN_ADDRESS)
 
 
 def code(text: str) -> str:
@@ -127,6 +128,9 @@ def _points(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
         again = "the second pair of runs differed too" if document["layers"]["reproduced"] else "not reproduced"
         yield "Second pair", again
     yield "What to do next", escape(advice(document))
+    for number, hint in enumerate(document["hints"]):
+        text = escape(hint["text"]) + " " if number else ""  # the first is what to do next
+        yield ("Or" if number else "Source"), f"{text}<{quote(hint['source'], safe=_IN_ADDRESS)}>"
     key_data = document["key_data"]
     counted = [f"{key_data[what]} {what}" for what in ("different", "missing", "extra", "unreadable") if key_data[what]]
     yield "Records", f"{key_data['compared']} compared, {', '.join(counted) or 'all the same'}"

@@ -1,14 +1,15 @@
-"""The map of steps and tags: which cell is the same, and a small picture of it."""
+"""The map of steps, tags and stages: which cell is the same, and a small picture of it."""
 
 from __future__ import annotations
 
 import base64
-from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 from xml.sax.saxutils import escape
 
-from probe.compare import KeyDataComparison
+from probe.compare import KeyDataComparison, TraceComparison
 from probe.compare.entries import Status
+from probe.report.stage_map import stage_cells, stage_order
 from probe.report.summary import tag_order
 
 WORST: tuple[Status, ...] = ("different", "missing", "extra", "unreadable", "not_compared", "same")
@@ -29,26 +30,64 @@ _WIDTH, _HEIGHT, _MARGIN, _FOOT = 16, 16, 180, 24
 _LONGEST = 26
 
 
-def step_map(key_data: KeyDataComparison | None) -> dict[str, Any] | None:
-    """Steps by tags (and ranks): the worst status of each cell. None where nothing was recorded.
+def step_map(key_data: KeyDataComparison | None, traces: TraceComparison | None = None) -> dict[str, Any] | None:
+    """Steps by tags and stages (and ranks): the worst status of each cell. None where nothing was recorded.
 
     Args:
         key_data: What was compared.
+        traces: How the traces compare; each stage that they show is a row.
     """
-    if key_data is None or not key_data.cells:
+    cells: dict[tuple[str, int, int], Status] = {}
+    for place, cell in (key_data.cells if key_data else {}).items():
+        if found := [status for status in WORST if cell.counts[status]]:
+            cells[place] = found[0]
+    stages = stage_cells(traces)
+    if not cells and not stages:
         return None
-    cells = key_data.cells
-    steps = sorted({step for _, step, _ in cells})
-    rows = sorted({(tag, rank) for tag, _, rank in cells}, key=lambda row: (tag_order(row[0]), row))
-    several = len({rank for _, rank in rows}) > 1
-    table = []
-    for tag, rank in rows:
-        states = [
-            next((status for status in WORST if found[status]), "none")
-            for found in (cells[tag, step, rank].counts if (tag, step, rank) in cells else Counter() for step in steps)
-        ]
-        table.append((f"{tag} · rank {rank}" if several else tag, states))
+    steps = sorted({step for _, step, _ in [*cells, *stages]})
+    several = len({rank for _, _, rank in [*cells, *stages]}) > 1
+    rows = [(tag, rank, cells) for tag, rank in _rows(cells, lambda tag: (tag_order(tag), tag))]
+    rows += [(stage, rank, stages) for stage, rank in _rows(stages, stage_order)]
+    table = [
+        (f"{name} · rank {rank}" if several else name, [known.get((name, step, rank), "none") for step in steps])
+        for name, rank, known in rows
+    ]
     return {"steps": steps, "rows": table}
+
+
+def condensed(found: dict[str, Any] | None, most_rows: int, most_columns: int) -> dict[str, Any] | None:
+    """A map of bounded size.
+
+    Of more steps several share a column, which shows the worst of them. Of more rows those are kept that differ.
+
+    Args:
+        found: What ``step_map`` gave.
+        most_rows: Rows that are kept.
+        most_columns: Columns that are kept.
+
+    Returns:
+        ``columns`` as (first step, last step), ``rows``, and how many rows are left out.
+    """
+    if found is None:
+        return None
+    steps, rows = found["steps"], found["rows"]
+    left_out = max(0, len(rows) - most_rows)
+    if left_out:
+        kept = {number for number, row in enumerate(rows) if set(row[1]) - {"same", "none"}}
+        order = sorted(range(len(rows)), key=lambda number: number not in kept)
+        rows = [rows[number] for number in sorted(order[:most_rows])]
+    together = max(1, -(-len(steps) // most_columns))
+    starts = range(0, len(steps), together)
+    columns = [(steps[at], steps[min(at + together, len(steps)) - 1]) for at in starts]
+    table = [
+        (name, [next((one for one in WORST if one in states[at : at + together]), "none") for at in starts])
+        for name, states in rows
+    ]
+    return {"columns": columns, "rows": table, "left_out": left_out}
+
+
+def _rows(cells: Iterable[tuple[str, int, int]], order: Callable[[str], Any]) -> list[tuple[str, int]]:
+    return sorted({(name, rank) for name, _, rank in cells}, key=lambda row: (order(row[0]), row))
 
 
 def picture(found: dict[str, Any] | None) -> str | None:
@@ -60,14 +99,10 @@ def picture(found: dict[str, Any] | None) -> str | None:
     Args:
         found: What ``step_map`` gave.
     """
-    if found is None:
+    small = condensed(found, _MOST_ROWS, _MOST_COLUMNS)
+    if small is None:
         return None
-    steps, rows = found["steps"], found["rows"]
-    if len(rows) > _MOST_ROWS:
-        differing = [row for row in rows if set(row[1]) - {"same", "none"}]
-        rows = (differing + [row for row in rows if row not in differing])[:_MOST_ROWS]
-    together = -(-len(steps) // _MOST_COLUMNS)
-    columns = [steps[i : i + together] for i in range(0, len(steps), together)]
+    columns, rows = small["columns"], small["rows"]
     width = _MARGIN + _WIDTH * len(columns) + 8
     height = _HEIGHT * len(rows) + _FOOT
     parts = [
@@ -77,9 +112,7 @@ def picture(found: dict[str, Any] | None) -> str | None:
     for number, (name, states) in enumerate(rows):
         top = number * _HEIGHT
         parts.append(f'<text x="{_MARGIN - 8}" y="{top + 12}" text-anchor="end">{_text(name)}</text>')
-        for column in range(len(columns)):
-            cell = states[column * together : (column + 1) * together]
-            worst = next((status for status in WORST if status in cell), "none")
+        for column, worst in enumerate(states):
             parts.append(
                 f'<rect x="{_MARGIN + column * _WIDTH}" y="{top + 1}" width="{_WIDTH - 2}" height="{_HEIGHT - 2}"'
                 f' rx="2" fill="{_COLOURS[worst]}"/>'

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison, TraceComparison
-from probe.compare.trace import Status
+from probe.compare.trace_found import Status
 from probe.locate import Cause, Conclusion, First, FirstKeyData, TraceAnswer, equivalent_entries
+from probe.report.environments import environments
 from probe.report.growth import growth_of, jumps
+from probe.report.hints import hints_of
 from probe.report.summary import summary_rows
 from probe.report.tables import Tables
 from probe.store.reader import Dump
@@ -57,6 +59,8 @@ class CheckResult:
     """Our own table of the key data."""
     runs: dict[str, Path] = field(default_factory=dict)
     """Dump folder of every run."""
+    read_from: dict[str, Path] = field(default_factory=dict)
+    """Where the dump of a run is read while it is unpacked; a run that is not named is read in ``runs``."""
     trainer_steps: int = 0
     """Training steps that were run and recorded."""
     recipe_steps: int = 0
@@ -135,7 +139,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
     key_data, layers = result.key_data, result.layers
     counts = key_data.counts if key_data else {}
     made = [path for tables in result.tables for path in tables.made]
-    return {
+    document = {
         "format": FORMAT,
         "verdict": result.verdict,
         "first": result.first.as_dict() if result.first else None,
@@ -177,6 +181,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
         "error": result.error,
         "notes": result.notes,
     }
+    return {**document, "hints": hints_of(document, environments(result.runs).values())}
 
 
 def reservations(a: Dump, b: Dump, key_data: KeyDataComparison) -> list[str]:

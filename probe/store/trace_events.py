@@ -21,6 +21,7 @@ KIND = b',"kind":"'
 """Separates a line's call, position and items from the rest. A quote inside a string is escaped: it is nowhere else."""
 ITEMS = b',"items":'
 STEP = b',"step":'
+STAGE = b',"stage":'
 NOT_OBSERVED = b',"kind":"not_observed"'
 ROWS_KEPT = 4096
 """Most rows of a value whose digests an event has."""
@@ -175,6 +176,28 @@ def parse_place(line: bytes) -> TraceEvent:
         raise ValueError("no kind")
     start = head.partition(ITEMS)[0]
     return parse_event(start + ITEMS + b"[]" + separator + tail)
+
+
+def place_in_step(line: bytes) -> bytes:
+    """The end of a line, such as ``,"stage":"actor_update","step":12}``: what all events of a stage and step share."""
+    return line[line.rfind(STAGE) :].rstrip(b"\n")
+
+
+def place_of(event: TraceEvent) -> bytes:
+    """The end of an event's line, as ``place_in_step`` gives it."""
+    return b"%s%s%s%d}" % (STAGE, json.dumps(event.stage).encode(), STEP, event.step)
+
+
+def stage_and_step(place: bytes) -> tuple[str | None, int]:
+    """What the end of a line says.
+
+    Raises:
+        ValueError: It is none. Others of ``NO_EVENT`` too.
+    """
+    raw = json.loads(b"{" + place[1:])
+    if not (raw["stage"] is None or type(raw["stage"]) is str) or not _count(raw["step"]):
+        raise ValueError("a stage or a step has the wrong type")
+    return raw["stage"], raw["step"]
 
 
 def step_of(text: bytes) -> int:

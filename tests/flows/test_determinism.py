@@ -38,6 +38,7 @@ def test_demo_finds_the_planted_module(check: Callable[..., Any], tmp_path: Path
     for word in ("divergent", "step 2", "reference_compute_log_prob", "reference.model.layers.1.mlp.down_proj"):
         assert word in done.last_line
     assert done.last_line.endswith("report.html")
+    assert f"({document['hints'][0]['source']})" in done.stderr, "what to do stands above it"
     _assert_artefacts(out, document)
     names, logs = asyncio.run(_what_the_server_knows(prefect_api))
     for step in STEPS:
@@ -59,6 +60,9 @@ def _assert_artefacts(out: Path, document: dict[str, Any]) -> None:
     assert document["tables"]["not_made"] == []
     report = (out / "report.html").read_text(encoding="utf-8")
     assert "reference.model.layers.1.mlp.down_proj" in report
+    assert document["hints"] and all(hint["source"] in report for hint in document["hints"])
+    for hint in document["hints"]:
+        report = report.replace(hint["source"], "")  # what somebody may click on
     assert "https://" not in report and "http://" not in report, "the report needs no network"
 
 

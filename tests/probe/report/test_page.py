@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from probe.report import CheckResult, data_uri, difference_rows, log_block, markdown_summary, picture, report_address
+from probe.report.hints import hints_of
 from probe.report.page import code, escape
 from probe.report.verdict import verdict_document
 
@@ -19,7 +20,8 @@ HOSTILE = "`](javascript:alert(1))<img src=x onerror=alert(1)>|**b**\n# h\x1b[2J
 @pytest.fixture
 def document() -> Callable[..., dict[str, Any]]:
     def make(**changes: Any) -> dict[str, Any]:
-        return {**verdict_document(CheckResult("inconclusive", error="run a: it failed"), None), **changes}
+        made = {**verdict_document(CheckResult("inconclusive", error="run a: it failed"), None), **changes}
+        return {**made, "hints": hints_of(made)}
 
     return make
 
