@@ -16,6 +16,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from probe.replay.module import Replayed, digest_of, set_process
 from probe.replay.operations import Operations
 from probe.store.capture import read_capture
@@ -30,6 +32,8 @@ def main() -> None:
     request, result = Path(sys.argv[1]), Path(sys.argv[2])
     asked = json.loads(request.read_text(encoding="utf-8"))
     warnings.simplefilter("ignore")
+    with Operations():  # what torch imports for it is imported once, and not in every fork
+        torch.zeros(1).add(1)
     write_json(result, [_forked(asked, job) for job in asked["jobs"]])
 
 

@@ -24,7 +24,6 @@ slow = pytest.mark.slow
         pytest.param("Unsteady", False, "confirmed alone", None, marks=slow),
         pytest.param("Noise", False, "confirmed alone", "firstdiff_tests::noise", marks=slow),
         ("Backward", True, "confirmed alone", "firstdiff_tests::noise"),
-        pytest.param("Unsteady", True, "confirmed alone", None, marks=slow),
         pytest.param("OncePerProcess", False, "only across processes", None, marks=slow),
     ],
 )
