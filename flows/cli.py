@@ -215,6 +215,26 @@ def prune(
 
 
 @app.command()
+def replay(
+    check: Annotated[Path, typer.Argument(help="A check's folder, or a dump folder (msprobe_dump), with a capture.")],
+    times: Annotated[int, typer.Option(min=2, help="How often the module runs in one process.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Run the captured module again, alone: does it differ by itself?
+
+    This loads the module from the capture, and so runs code of whoever made it: replay only checks of your own.
+    """
+
+    def work() -> Outcome:
+        from probe.replay import replay_check, summary
+
+        answer = replay_check(check, times)
+        return Outcome(answer.as_dict(), summary(answer), 0)
+
+    _run(work, as_json, verbose=False, quiet=False)
+
+
+@app.command()
 def unpack(
     dump: Annotated[Path, typer.Argument(help="A dump folder (msprobe_dump) that was compressed.")],
     target: Annotated[Path, typer.Argument(help="A new folder for its files.")],

@@ -46,11 +46,12 @@ from probe.disk import require_room, settle
 from probe.errors import DumpError, FirstdiffError, InconclusiveError, TrainerError, UsageError
 from probe.history import begin
 from probe.launch import devices_reserved, dump_folder, launcher_for, leading
-from probe.locate import SecondPair, is_earliest, target_of, target_of_answer
+from probe.locate import SecondPair, capture_of_answer, is_earliest, target_of, target_of_answer
 from probe.masking import masked_profile
+from probe.replay import summary
 from probe.report import CheckResult, Tables, reservations
 from probe.store.reader import Dump, read_dump
-from probe.types import Target
+from probe.types import CaptureRequest, Target
 from tasks.collect import collect_key_data, collect_layers
 from tasks.compare import (
     compare_configurations,
@@ -61,6 +62,7 @@ from tasks.compare import (
     make_layer_tables,
 )
 from tasks.locate import locate_first_divergence, name_first_difference
+from tasks.replay import replay_module
 from tasks.report import write_results
 
 MOST_TRIES = 3
@@ -209,11 +211,26 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     if (error := result.configurations.error) is not None:
         raise InconclusiveError(error)
     target = None if first is None else target_of(first, a, b)
+    capture = None
     if answer is not None and is_earliest(answer, first):
         target = target_of_answer(answer, target)
-    second = None if target is None or result.equivalent else _second_pair(profile, folder, target, result)
+        capture = capture_of_answer(answer) if profile.check.replay else None
+    second = None if target is None or result.equivalent else _second_pair(profile, folder, target, result, capture)
     dumps = _whole(a), _whole(b)
     result.conclude(name_first_difference(_whole(first), _whole(comparison), *dumps, _whole(second), _whole(answer)))
+    if second is not None and capture is not None:
+        _replay(folder, result)
+
+
+def _replay(folder: Path, result: CheckResult) -> None:
+    """Runs the captured module alone; a note says what that gave, or why it could not be done."""
+    try:
+        answer = replay_module(folder)
+    except (InconclusiveError, OSError) as error:
+        result.notes.append(f"not replayed: {error}")
+        return
+    result.replay = answer.as_dict()
+    result.notes.append(f"replay: {summary(answer)}")
 
 
 def _first_pair(
@@ -252,7 +269,9 @@ def _what_is_left(folder: Path, failure: TrainerError) -> Dump:
     return dump
 
 
-def _second_pair(profile: Profile, folder: Path, target: Target, result: CheckResult) -> SecondPair | None:
+def _second_pair(
+    profile: Profile, folder: Path, target: Target, result: CheckResult, capture: CaptureRequest | None
+) -> SecondPair | None:
     """Steps 4 and 5: the layers of the target in two more runs; None, with a note, when they cannot be had."""
     result.recipe_steps *= 2
     reason = launcher_for(profile).cannot_dump_layers()
@@ -262,7 +281,7 @@ def _second_pair(profile: Profile, folder: Path, target: Target, result: CheckRe
         return None
     try:
         for run in ("c", "d"):
-            result.runs[run] = collect_layers(profile, folder, run, target)
+            result.runs[run] = collect_layers(profile, folder, run, target, capture)
         _same_experiment(profile, result.runs["c"], result.runs["d"])
         second = compare_layers(result.runs["c"], result.runs["d"])
     except InconclusiveError as error:

@@ -87,6 +87,28 @@ of their own for SIGUSR1."""
 EXIT_CODES: dict[str, int] = {"identical": 0, "equivalent": 0, "divergent": 1, "inconclusive": 2}
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """The call of a module that is captured whole, so that it can be run again alone.
+
+    Example:
+        >>> CaptureRequest("actor.head", 2, "actor_update").backward
+        False
+    """
+
+    name: str
+    """The module, ``role.dotted.module``."""
+    step: int
+    stage: str
+    rank: int = 0
+    micro_step: int = 0
+    call: int = 0
+    backward: bool = False
+    """Whether its gradients are what differed, rather than its output."""
+    parameter: str | None = None
+    """The only parameter whose gradient differed; None when that is not it."""
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """What one trainer run records: resolved, and handed to the trainer as JSON.
@@ -122,6 +144,8 @@ class RunSpec:
     """msprobe's dump task for layers."""
     level: str = "L0"
     """msprobe's dump level for layers."""
+    capture: CaptureRequest | None = None
+    """A call of a module that is captured whole; with ``trace`` only."""
     last_step: int | None = None
     """Nothing after this step is needed; a trainer may stop there. None: every step is."""
     on_error: OnError = "raise"
@@ -153,6 +177,8 @@ class RunSpec:
             raise ValueError(f"a spec is an object, not {type(raw).__name__}")
         raw["dump_stages"] = tuple(raw.get("dump_stages", ()))
         raw["token_range"] = tuple(raw.get("token_range", (0, 0)))
+        if isinstance(raw.get("capture"), dict):
+            raw["capture"] = CaptureRequest(**raw["capture"])
         return cls(**raw)
 
 

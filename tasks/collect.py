@@ -9,7 +9,7 @@ from prefect import task
 
 from probe.config import Profile, profile_of
 from probe.launch import begin_run, dump_folder, is_finished, launcher_for, run_spec, training_steps
-from probe.types import Target
+from probe.types import CaptureRequest, Target
 from tasks import UNCACHED, Begun, begin
 from tasks.progress import shown_progress
 
@@ -23,15 +23,24 @@ def collect_key_data(profile: Profile, folder: Path, run: str, last_step: int | 
 
 
 @task(name="4 collect layers", task_run_name="4 collect layers {run}", **UNCACHED)
-def collect_layers(profile: Profile, folder: Path, run: str, target: Target) -> Path:
-    """Trains once more, dumping the layers of one step; returns the dump folder."""
-    return _collect(profile, folder, run, target, None)
+def collect_layers(
+    profile: Profile, folder: Path, run: str, target: Target, capture: CaptureRequest | None = None
+) -> Path:
+    """Trains once more, dumping the layers of one step, and capturing a call; returns the dump folder."""
+    return _collect(profile, folder, run, target, None, capture)
 
 
-def _collect(profile: Profile, folder: Path, run: str, target: Target | None, last_step: int | None) -> Path:
+def _collect(
+    profile: Profile,
+    folder: Path,
+    run: str,
+    target: Target | None,
+    last_step: int | None,
+    capture: CaptureRequest | None = None,
+) -> Path:
     dump = dump_folder(folder, run)
     own = profile_of(profile, run)
-    spec = run_spec(own, run, dump, target, last_step)
+    spec = run_spec(own, run, dump, target, last_step, capture)
     if is_finished(dump.parent, spec):
         log.info("run %s: whole already, from an earlier attempt at this check", run)
         return dump

@@ -15,7 +15,7 @@ import pytest
 
 PACKAGES = (
     *("probe", "probe.collect", "probe.compare", "probe.config", "probe.disk", "probe.history", "probe.launch"),
-    *("probe.locate", "probe.report"),
+    *("probe.locate", "probe.replay", "probe.report"),
 )
 
 BELOW = {
@@ -30,6 +30,7 @@ BELOW = {
     "locate": {"compare", "store", "types", "errors"},
     "report": {"locate", "compare", "store", "types", "errors"},
     "collect": {"store", "types", "errors"},
+    "replay": {"collect", "launch", "store", "types", "errors"},
     "launch": {"masking", "config", "store", "types", "errors"},
     "history": {"masking", "compare", "config", "store", "types", "errors", "keys"},
     "disk": {"history", "launch", "config", "store", "types", "errors", "keys"},
@@ -129,6 +130,8 @@ def test_command_line_says_what_is_wrong_before_prefect_starts() -> None:
         (["prune", "--checks", "."], ["--older-than", "--max-checks", "--max-bytes"]),
         (["prune", "--checks", ".", "--max-bytes", "many"], ["many", "20G"]),
         (["prune", "--checks", "nowhere", "--max-checks", "1"], ["nowhere", "--checks"]),
+        (["replay", "nowhere"], ["nowhere", "no such folder"]),
+        (["replay", ".", "--times", "1"], ["--times"]),
         (["unpack", "nowhere", "x"], ["nowhere", "no such dump folder"]),
         (["bench", "nope"], ["nope", "recording, bytes, digests, device-digest, traces, overhead"]),
     ],

@@ -19,7 +19,7 @@ from probe.collect.keydata import save
 from probe.collect.ranks import place_of_process, rank_now, unwrapped
 from probe.collect.spec import spec_from_env
 from probe.collect.stacks import show_stacks_on_signal
-from probe.collect.trace import ExecutionTracer, Tracer, Untraced
+from probe.collect.trace import Capture, ExecutionTracer, Tracer, Untraced
 from probe.collect.values import count, host_mask, named
 from probe.collect.weights import WeightRecorder
 from probe.errors import DumpError, RecordError
@@ -315,7 +315,7 @@ class Probe:
                 self._weights = WeightRecorder(spec.digest, self._writer, self._background)
             if spec.trace:
                 self._tracer = ExecutionTracer(
-                    self._writer, self._background, lambda: self._rank(None), self._raise_guarded
+                    self._writer, self._background, lambda: self._rank(None), self._raise_guarded, self._capture(spec)
                 )
             first = self._place is None or self._place.rank == 0
             if first and spec.configurations and spec.configuration is not None:
@@ -332,6 +332,11 @@ class Probe:
             self.close()
         except Exception as error:  # noqa: BLE001  (what is raised here, Python reports as ignored, with a traceback)
             sys.stderr.write(f"firstdiff: {error or type(error).__name__}\n")
+
+    def _capture(self, spec: RunSpec) -> Capture | None:
+        """What captures a call of a module, if one of this process is asked for."""
+        own = self._place is None or spec.capture is None or spec.capture.rank == self._place.rank
+        return Capture(self._folder, spec.capture) if spec.capture is not None and own else None
 
     def _rank(self, rank: int | None) -> int:
         if rank is not None:

@@ -146,6 +146,9 @@ class Check(StrictModel):
     compress: bool = True
     """Whether the dumps are compressed after the verdict. ``firstdiff compare`` reads them as before, msprobe's own
     tools after ``firstdiff unpack``."""
+    replay: bool = True
+    """Whether the module that the traces name is run again alone after the second pair: does it differ by itself? It
+    takes some seconds, and needs ``record.trace``."""
     report_url: str | None = Field(
         default=None, pattern=r"^(https?|s3|gs|obs)://[^\s{}]*(\{(check|profile|host|path)\}[^\s{}]*)*$"
     )

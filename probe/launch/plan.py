@@ -12,11 +12,16 @@ from probe.errors import UsageError
 from probe.launch.claim import is_of
 from probe.masking import masked_profile
 from probe.store import layout
-from probe.types import SWITCH_OF_STAGE, RunSpec, Target
+from probe.types import SWITCH_OF_STAGE, CaptureRequest, RunSpec, Target
 
 
 def run_spec(
-    profile: Profile, run: str, dump_path: Path, target: Target | None = None, last_step: int | None = None
+    profile: Profile,
+    run: str,
+    dump_path: Path,
+    target: Target | None = None,
+    last_step: int | None = None,
+    capture: CaptureRequest | None = None,
 ) -> RunSpec:
     """The spec of one run.
 
@@ -26,6 +31,7 @@ def run_spec(
         dump_path: The run's dump folder.
         target: Where to dump layers; None dumps what the profile's own switches say.
         last_step: The last step that is needed; None leaves it to the target or the profile.
+        capture: The call of a module that is captured, in a run with a trace; None captures none.
     """
     stages: tuple[str, ...] = ()
     seeds: dict[str, int] = {}
@@ -55,6 +61,7 @@ def run_spec(
         token_range=tokens,
         task=profile.record.layers.task,
         level=profile.record.layers.level,
+        capture=capture if profile.record.trace else None,
         last_step=last_step,
         on_error=profile.record.on_error,
         determinism={**profile.determinism.model_dump(), **seeds},

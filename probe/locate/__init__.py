@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from probe.locate.capture import capture_of_answer
 from probe.locate.cause import Cause, First, cause_of_key_data, cause_of_layers
 from probe.locate.conclude import Conclusion, SecondPair, conclude
 from probe.locate.equivalent import equivalent_entries
@@ -17,6 +18,7 @@ __all__ = [
     "Reruns",
     "SecondPair",
     "TraceAnswer",
+    "capture_of_answer",
     "cause_of_key_data",
     "cause_of_layers",
     "conclude",

@@ -65,6 +65,8 @@ class CheckResult:
     """Training steps that were run and recorded."""
     recipe_steps: int = 0
     """Training steps that the documented recipe runs for the same answer: whole runs each time."""
+    replay: dict[str, Any] | None = None
+    """What running the captured module again, alone, says; None where it does not apply."""
     seconds: float = 0.0
     error: str | None = None
     """Why there is no verdict."""
@@ -165,6 +167,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
             "compared": layers.compared if layers else None,
             "different": len(layers.differences) if layers else None,
         },
+        "replay": result.replay,
         "equivalent": result.equivalent[:LISTED],
         "not_compared": _not_compared(result),
         "tables": {

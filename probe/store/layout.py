@@ -9,6 +9,7 @@
       configurations.json                                 training configuration
       index/rank{r}.jsonl                                 every record in order, with its digest: what is compared
       trace/rank{r}.jsonl                                 every event in execution order
+      capture/                                            a module's call, to be run again alone: see ``capture.py``
       manifest.json                                       format, digest algorithm, steps finished, complete or not
       environment.json                                    versions, devices, determinism asked for and in effect
 
@@ -37,6 +38,7 @@ DUMP = "msprobe_dump"
 INDEX = "index"
 TRACE = "trace"
 DATA = "data"
+CAPTURE = "capture"
 MANIFEST = "manifest.json"
 """Of a run of one process."""
 ENVIRONMENT = "environment.json"
@@ -201,7 +203,7 @@ def claim_for_rank(folder: Path, rank: int) -> None:
 
 
 def _may_be_of_several(name: str) -> bool:
-    return name in (INDEX, TRACE, DATA, *STAGES) or _OF_SEVERAL.fullmatch(name) is not None
+    return name in (INDEX, TRACE, DATA, CAPTURE, *STAGES) or _OF_SEVERAL.fullmatch(name) is not None
 
 
 def claim(folder: Path) -> None:

@@ -40,6 +40,7 @@ CHUNK = 1 << 20
 REDUCED = "reduced.json"
 """Says in a dump that its values were removed, and which."""
 _PARTIAL = f".{NAME}.partial"
+_VALUES = (layout.DATA, layout.CAPTURE, *STAGES)
 _STAYS = (layout.ENVIRONMENT, layout.CONFIGURATIONS)
 
 
@@ -116,12 +117,13 @@ def pack(dump: Path, source: Path | None = None) -> Packed | None:
 
 
 @contextmanager
-def unpacked(dump: Path, scratch: Path | None = None) -> Iterator[Path]:
+def unpacked(dump: Path, scratch: Path | None = None, only: str = "") -> Iterator[Path]:
     """A dump folder whose files can be read: itself, or where it is packed a copy that lives as long as this.
 
     Args:
         dump: The dump folder.
         scratch: Where the copy may be made; None takes the folder for temporary files (``TMPDIR``).
+        only: Beginning of the names of the files that are unpacked; all are without it.
 
     Raises:
         DumpError: The packed file is damaged or hostile, or there is no room for what is in it.
@@ -131,12 +133,17 @@ def unpacked(dump: Path, scratch: Path | None = None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="firstdiff-", dir=scratch, ignore_cleanup_errors=True) as folder:
         copy = Path(folder, dump.name or "dump")
-        unpack(dump, copy)
+        unpack(dump, copy, only)
         yield copy
 
 
-def unpack(dump: Path, target: Path) -> None:
+def unpack(dump: Path, target: Path, only: str = "") -> None:
     """Writes the files of a packed dump into a new folder.
+
+    Args:
+        dump: The dump folder.
+        target: The new folder.
+        only: Beginning of the names of the files that are written; all are without it.
 
     Raises:
         DumpError: As for ``unpacked``; what was written until then is there.
@@ -147,12 +154,16 @@ def unpack(dump: Path, target: Path) -> None:
         made: set[Path] = set()
         names: set[bytes] = set()
         for name, size, content in plain_members(path, Limits.for_disk(path, target)):
+            names.add(os.fsencode(name))
+            if not name.startswith(only):
+                for _ in content:
+                    pass
+                continue
             file = target / name
             if file.parent not in made:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 made.add(file.parent)
             _write_new(file, content)
-            names.add(os.fsencode(name))
             del size
         _require_known(dump, names)
     except OSError as error:
@@ -251,7 +262,7 @@ def _is_original(name: str) -> bool:
 
 def _belongs(name: str, packed: set[bytes]) -> bool:
     """Whether a file beside a packed dump is in it, or was in it before its values were removed."""
-    return os.fsencode(name) in packed or (REDUCED.encode() in packed and name.split("/")[0] in (layout.DATA, *STAGES))
+    return os.fsencode(name) in packed or (REDUCED.encode() in packed and name.split("/")[0] in _VALUES)
 
 
 def _copy_what_stays(source: Path, dump: Path) -> None:

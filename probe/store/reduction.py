@@ -38,6 +38,8 @@ def reduce(dump: Path) -> None:
     stages = [stage for stage in STAGES if (dump / stage).exists()]
     for stage in stages:
         shutil.rmtree(dump / stage)
+    if (dump / layout.CAPTURE).exists():
+        shutil.rmtree(dump / layout.CAPTURE)
     for path in layout.manifests(dump).values():
         raw = layout.read_json(path)
         own = {rank: digests[int(rank)] for rank in raw["index_digests"]}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
+from probe.collect.trace.capture import Capture
 from probe.collect.trace.events import Recorder
 from probe.collect.trace.internals import (
     NO_SEQUENCE,
@@ -65,11 +66,19 @@ class Gradients:
         recorder: Takes the events.
         registry: Says what parameters are called.
         stop: Takes errors.
+        capture: Captures the gradients of one call; None captures none.
     """
 
-    def __init__(self, recorder: Recorder, registry: Registry, stop: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        registry: Registry,
+        stop: Callable[[Exception], None],
+        capture: Capture | None = None,
+    ) -> None:
         self.on = True
         self.reductions = Reductions(recorder, registry, stop)
+        self._capture = capture
         self._recorder = recorder
         self._registry = registry
         self._stop = stop
@@ -218,6 +227,8 @@ class Gradients:
         try:
             items = self._recorder.items(name, [leaf for leaf in leaves if leaf[1] is not None])
             self._recorder.emit(kind, name, call, items, **more)
+            if self._capture is not None:
+                self._capture.gradient(self._recorder.place, kind, name, call, leaves)
         except Exception as error:  # noqa: BLE001  (the probe says what becomes of it)
             self._stop(error)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from probe.collect.trace.capture import Capture
 from probe.collect.trace.events import Place, Recorder
 from probe.collect.trace.gradients import Edges, Gradients
 from probe.collect.trace.internals import graph_task_running, is_compiled, own_parameters, version
@@ -41,6 +42,8 @@ class Frame:
     """Caches and the like that the module got, which the calls inside it get too."""
     edges: Edges | None = None
     """Where its inputs come from in the autograd graph; None while no graph is made."""
+    captured: bool = False
+    """Whether it is the call that is captured."""
 
 
 class Modules:
@@ -52,6 +55,7 @@ class Modules:
         gradients: Watches the gradients of what modules return.
         first_use: Called with the role when a module is entered, before anything is recorded of it.
         stop: Takes errors.
+        capture: Captures one call; None captures none.
     """
 
     def __init__(
@@ -61,8 +65,10 @@ class Modules:
         gradients: Gradients,
         first_use: Callable[[str], None],
         stop: Stop,
+        capture: Capture | None = None,
     ) -> None:
         self.on = True
+        self._capture = capture
         self._recorder = recorder
         self._registry = registry
         self._gradients = gradients
@@ -180,7 +186,12 @@ class Modules:
         if name == role and torch.is_grad_enabled():
             self._gradients.reductions.entered(role)
         edges = self._gradients.enter(leaves.found, [frame.edges for frame in self._stack])
-        return Frame(name, call, recomputed, place, leaves.objects, edges)
+        frame = Frame(name, call, recomputed, place, leaves.objects, edges)
+        if self._capture is not None:
+            originals = {ours: own or ours.__wrapped__ for own, ours in self._patched.values()}
+            given = (args, kwargs)
+            frame.captured = self._capture.enter(place, recorder.step, name, call, named.module, given, originals)
+        return frame
 
     def _changed(self, module: torch.nn.Module, role: str, name: str, place: Place) -> None:
         """The module's own weights, where they were changed in place since they were last recorded in this stage."""
@@ -213,6 +224,8 @@ class Modules:
             leaves.add("out", result)
             items = self._recorder.items(frame.name, leaves.found)
             self._recorder.emit("forward_output", frame.name, frame.call, items, recomputed=frame.recomputed)
+            if frame.captured and self._capture is not None:
+                self._capture.leave(leaves.found)
             outer = self._stack[-1].edges if self._stack else None
             self._gradients.leave(frame.name, frame.call, frame.edges, leaves.found, outer)
         except Exception as error:  # noqa: BLE001  (the probe says what becomes of it)

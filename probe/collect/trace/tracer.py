@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from probe.collect.trace.capture import Capture
 from probe.collect.trace.events import Place, Recorder
 from probe.collect.trace.gradients import Gradients
 from probe.collect.trace.internals import version
@@ -94,6 +95,7 @@ class ExecutionTracer:
         background: The thread in which that happens.
         own_rank: This process's rank.
         guard: Takes an error of the trace, and raises it to the trainer or not.
+        capture: Captures one call of a module; None captures none.
     """
 
     def __init__(
@@ -102,12 +104,14 @@ class ExecutionTracer:
         background: Background,
         own_rank: Callable[[], int],
         guard: Callable[[Exception], None],
+        capture: Capture | None = None,
     ) -> None:
         self._recorder = Recorder(writer, background, own_rank)
         self._registry = Registry()
         self._guard = guard
-        self._gradients = Gradients(self._recorder, self._registry, self._stop)
-        self._modules = Modules(self._recorder, self._registry, self._gradients, self._first_use, self._stop)
+        self._capture = capture
+        self._gradients = Gradients(self._recorder, self._registry, self._stop, capture)
+        self._modules = Modules(self._recorder, self._registry, self._gradients, self._first_use, self._stop, capture)
         self._optimizers = Optimizers(self._recorder, self._registry, self._gradients.reductions.roles, self._stop)
         self._models: Mapping[str, torch.nn.Module] = {}
         self._generators: dict[str, Any] = {}
@@ -144,6 +148,8 @@ class ExecutionTracer:
         if token is not None:
             self._recorder.emit("stage_end", token.stage, None, [])
             self._recorder.shut(token)
+            if self._capture is not None:
+                self._capture.stage_end(token)
 
     def data(self, tag: str, rank: int, micro_step: int, stage: str | None, saved: list[tuple[str, Saved]]) -> None:
         """See ``Tracer``."""
@@ -161,6 +167,8 @@ class ExecutionTracer:
         if not self._closed:
             self.abandon()
             self._recorder.flush()
+            if self._capture is not None:
+                self._capture.close()
 
     def abandon(self) -> None:
         """See ``Tracer``."""

@@ -19,9 +19,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from probe import Probe
-from probe.types import RunSpec
+from probe.types import CaptureRequest, RunSpec
 
 STEPS = 20
+CAPTURED = "actor"
 
 slow = pytest.mark.slow
 
@@ -41,7 +42,10 @@ def traced(tmp_path: Path) -> Iterator[Callable[[Train], list[bytes]]]:
         plain = train(Probe())
         found = []
         for name in ("a", "b"):
-            probe = Probe(RunSpec(run=name, dump_path=str(tmp_path / name), key_data="off", trace=True))
+            # what is captured changes neither the training nor the trace
+            request = CaptureRequest(CAPTURED, 3, "actor_update", backward=True) if name == "b" else None
+            folder = str(tmp_path / name)
+            probe = Probe(RunSpec(run=name, dump_path=folder, key_data="off", trace=True, capture=request))
             try:
                 result = train(probe)
             finally:
@@ -49,6 +53,9 @@ def traced(tmp_path: Path) -> Iterator[Callable[[Train], list[bytes]]]:
             assert [key for key in plain if plain[key] != result[key]] == []
             found.append((tmp_path / name / "trace/rank0.jsonl").read_bytes())
         assert found[0] == found[1]
+        said = json.loads((tmp_path / "b/capture/capture.json").read_text())
+        assert "note" not in said, said["note"]
+        assert any(name.startswith("grad_output.") for name in said["tensors"])
         return found
 
     yield run

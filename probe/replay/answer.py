@@ -1,0 +1,246 @@
+"""From replays to an answer: does the module differ alone, and under which conditions?"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from probe.errors import DumpError, TrainerError, UsageError
+from probe.launch import run_process
+from probe.replay.compared import first_difference
+from probe.store import layout
+from probe.store.capture import Captured, read_capture
+from probe.store.packing import is_packed, unpacked
+
+TIMES = 20
+PROCESSES = 4
+"""Forked processes of each of the two that are started."""
+SECONDS = 5.0
+"""Time for the replays of one job; the first always runs."""
+PATIENCE = 60.0
+"""How much longer a single replay may take before it hangs."""
+
+CONFIRMED = "confirmed alone"
+ACROSS = "only across processes"
+GONE = "gone with deterministic algorithms"
+NOT_REPRODUCED = "not reproduced alone"
+_ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What replaying a module says.
+
+    Example:
+        >>> Answer("actor.head", "forward", CONFIRMED, 20, 3).result
+        'confirmed alone'
+    """
+
+    module: str
+    direction: str
+    """``forward`` or ``backward``."""
+    result: str
+    times: int
+    """Replays in one process."""
+    distinct: int
+    """Different results among those that the answer rests on."""
+    run: str | None = None
+    """``c`` or ``d``: whose capture it is."""
+    equals_captured: bool = False
+    """Whether a replay gave what that run had."""
+    operation: str | None = None
+    """The first operation whose inputs are the same and whose output is not."""
+    operation_index: int | None = None
+    operation_backward: bool | None = None
+    instead: str | None = None
+    """What differs first where it is no operation's own doing."""
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    """Each condition, with its replays and their different results."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``verdict.json``."""
+        return asdict(self)
+
+
+def replay_check(folder: Path, times: int = TIMES, seconds: float = SECONDS, patience: float = PATIENCE) -> Answer:
+    """Replays the module that a check captured. This runs code of the check's trainer.
+
+    Args:
+        folder: A check's folder, or a dump folder.
+        times: Replays in one process.
+        seconds: Time for those of one condition.
+        patience: How much longer a single one may take before it hangs.
+
+    Raises:
+        UsageError: The folder does not exist.
+        DumpError: Nothing was captured, or it is damaged, or cannot be run again.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder of a check")
+    with _capture_of(folder) as (run, dump, captured):
+        return _Replays(dump, captured, seconds, patience).answer(run, times)
+
+
+def summary(answer: Answer) -> str:
+    """An answer as one line."""
+    parts = [f"{answer.result}: the {answer.direction} of {answer.module} gave {answer.distinct} different results"]
+    parts[0] = parts[0] if answer.distinct != 1 else parts[0].removesuffix("s")
+    parts[0] += f" ({answer.times} replays in one process)"
+    if answer.operation is not None:
+        parts.append(f"the first operation with the same inputs and another output is {answer.operation}")
+    elif answer.instead is not None:
+        parts.append(f"no operation differs by itself; {answer.instead}: code between the operations")
+    if answer.result == NOT_REPRODUCED:
+        parts.append("memory, streams or what runs beside it is what differs")
+    same = "a replay gave" if answer.equals_captured else "no replay gave"
+    parts.append(f"{same} what the training had")
+    return "; ".join(parts)
+
+
+@contextmanager
+def _capture_of(folder: Path) -> Iterator[tuple[str | None, Path, Captured]]:
+    """The first capture that is whole: of run c, then of run d."""
+    problems = []
+    runs: list[tuple[str | None, Path]] = [(run, folder / run / layout.DUMP) for run in "cd"]
+    found = [(run, dump) for run, dump in runs if dump.is_dir()] or [(None, folder)]
+    for run, dump in found:
+        if not is_packed(dump) and not (dump / layout.CAPTURE).exists():
+            continue
+        with unpacked(dump, only=f"{layout.CAPTURE}/") as whole:
+            try:
+                captured = read_capture(whole)
+            except DumpError as error:
+                problems.append(error)
+                continue
+            if captured is not None:
+                yield run, whole, captured
+                return
+    if problems:
+        raise problems[0]
+    raise DumpError(
+        f"{folder}: holds no captured module; one is captured where a check with record.trace finds a module's"
+        " forward, its backward, or its parameter's gradient to differ"
+    )
+
+
+class _Replays:
+    """Runs jobs in child processes."""
+
+    def __init__(self, dump: Path, captured: Captured, seconds: float, patience: float) -> None:
+        self._dump, self._captured = dump, captured
+        self._seconds, self._patience = seconds, patience
+        self._tried: list[dict[str, Any]] = []
+        self._same = 0
+
+    def answer(self, run: str | None, times: int) -> Answer:
+        """Goes from one process to several, to other numbers of threads, to deterministic algorithms."""
+        recorded = {"times": times, "operations": True}
+        deterministic = {"times": times, "deterministic": True}
+        others = [{"times": 1, "operations": True}] * PROCESSES
+        base, *more = self._run([recorded, *others, deterministic])
+        self._require(base)
+        one = self._note("one process", base)
+        if one > 1:
+            distinct, result, runs = one, CONFIRMED, base["operations"]
+            always = self._captured.info["settings"].get("deterministic")
+            if not always and self._note("deterministic algorithms", more[-1]) == 1:
+                result = GONE
+            else:
+                alone = self._run([{"times": times, "threads": 1}])
+                if self._note("1 thread", alone[0]) == 1:
+                    result = f"only with {self._captured.info['settings'].get('threads')} threads"
+            return self._made(run, result, base, distinct, runs)
+        counts = sorted({1, 2, os.cpu_count() or 1})
+        again = self._run([*others, *({"times": times, "threads": n, "operations": True} for n in counts)])
+        processes = [base, *more[:-1], *again[:PROCESSES]]
+        for other in processes:
+            self._require(other)
+        distinct = self._note(f"{len(processes)} processes", *processes)
+        runs = [recording for job in processes for recording in job["operations"][:1]]
+        if distinct > 1:
+            return self._made(run, ACROSS, base, distinct, runs)
+        by_threads = dict(zip(counts, again[PROCESSES:], strict=True))
+        unlike = []
+        for count, job in by_threads.items():
+            if self._note(f"{count} thread{'s' * (count > 1)}", job) > 0 and set(job["digests"]) != set(
+                base["digests"]
+            ):
+                unlike.append(count)
+        if unlike:
+            jobs = [base, *(by_threads[count] for count in unlike)]
+            runs = [recording for job in jobs for recording in job["operations"]]
+            distinct = len({digest for job in jobs for digest in job["digests"]})
+            named = " or ".join(map(str, unlike))
+            return self._made(run, f"only with {named} thread{'s' * (unlike != [1])}", base, distinct, runs)
+        return self._made(run, NOT_REPRODUCED, base, 1, [])
+
+    def _made(self, run: str | None, result: str, base: dict[str, Any], distinct: int, runs: list[Any]) -> Answer:
+        first = first_difference(runs) or {}
+        return Answer(
+            self._captured.name,
+            "backward" if self._captured.backward else "forward",
+            result,
+            len(base["digests"]),
+            distinct,
+            run,
+            self._same > 0,
+            first.get("operation"),
+            first.get("index"),
+            first.get("backward"),
+            first.get("instead"),
+            self._tried,
+        )
+
+    def _note(self, what: str, *jobs: dict[str, Any]) -> int:
+        """Notes what a condition gave; returns the number of different results, 0 where it could not be run."""
+        digests = [digest for job in jobs for digest in job.get("digests", ())]
+        self._same += sum(job.get("captured", 0) for job in jobs)
+        errors = [job["error"] for job in jobs if "error" in job]
+        distinct = 0 if errors else len(set(digests))
+        self._tried.append(
+            {"what": what, "times": len(digests), "distinct": distinct, "error": errors[0] if errors else None}
+        )
+        return distinct
+
+    def _require(self, job: dict[str, Any]) -> None:
+        if "error" in job:
+            raise DumpError(f"{self._captured.name} cannot be replayed: {job['error']}")
+
+    def _run(self, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Runs jobs in a fresh process, each in a fork of it."""
+        with tempfile.TemporaryDirectory(prefix="firstdiff-replay-") as name:
+            scratch = Path(name)
+            asked = {"dump": str(self._dump), "jobs": jobs, "seconds": self._seconds, "patience": self._patience}
+            (scratch / "request.json").write_text(json.dumps(asked), encoding="utf-8")
+            command = [sys.executable, "-m", "probe.replay.child", "request.json", "result.json"]
+            try:
+                run_process(
+                    command,
+                    cwd=scratch,
+                    env=self._environment(scratch),
+                    log_file=scratch / "child.log",
+                    on_line=lambda line: None,
+                    time_limit=len(jobs) * (self._seconds + self._patience) + 300,
+                )
+                answers: list[dict[str, Any]] = json.loads((scratch / "result.json").read_bytes())
+            except TrainerError as error:
+                last = error.log_tail.strip().rpartition("\n")[2] or "it printed nothing"
+                raise DumpError(f"{self._captured.name} cannot be replayed: its process failed ({last})") from error
+            except (OSError, ValueError) as error:
+                raise DumpError(f"{self._captured.name} cannot be replayed: no result ({error})") from error
+        return answers
+
+    def _environment(self, scratch: Path) -> dict[str, str]:
+        """This process's variables, those that the training had for determinism, and where the probe is."""
+        said = self._captured.info["settings"].get("variables")
+        said = said if isinstance(said, dict) else {}
+        environment = {name: value for name, value in os.environ.items() if name not in said}
+        environment |= {name: value for name, value in said.items() if isinstance(value, str) and "\0" not in value}
+        return {**environment, "PYTHONPATH": str(_ROOT), "TMPDIR": str(scratch)}

@@ -1,0 +1,56 @@
+"""The operations of several replays, compared: which is the first whose inputs are the same and whose output is not?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Operation = tuple[str, bool, list[str], list[str]]
+"""Name, whether it ran in a backward pass, digests of its inputs, digests of its outputs."""
+
+_UNINITIALISED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_")
+
+
+def first_difference(runs: list[list[Operation]]) -> dict[str, Any] | None:
+    """Compares the operations of several runs.
+
+    Returns:
+        ``operation``: the first whose inputs are the same and whose output is not, None where there is none, with its
+        ``index`` and whether it ran ``backward``; ``instead``: the first that is not the same otherwise. None where
+        nothing differs.
+    """
+    first, found = runs[0] if runs else [], None
+    for other in runs[1:]:
+        answer = _of_two(first, other)
+        if answer is None:
+            continue
+        if found is None or (answer["operation"] is not None and found["operation"] is None):
+            found = answer
+    return found
+
+
+def _of_two(one: list[Operation], two: list[Operation]) -> dict[str, Any] | None:
+    garbage: dict[str, tuple[str, int]] = {}
+    for index, (left, right) in enumerate(zip(one, two, strict=False)):
+        name, backward, before, after = left
+        place = {"index": index, "backward": backward}
+        if name != right[0]:
+            return {"operation": None, "instead": f"{name} in one run, {right[0]} in another", **place}
+        if before != right[2]:
+            known = [garbage[digest] for digest in [*before, *right[2]] if digest in garbage]
+            if known:
+                source, number = known[0]
+                return {"operation": source, "instead": f"{name} reads memory that nothing has written",
+                        **place, "index": number}  # fmt: skip
+            return {"operation": None, "instead": f"{name} gets other inputs", **place}
+        if after == right[3]:
+            continue
+        if name.removeprefix("aten::").split(".")[0] in _UNINITIALISED:
+            garbage |= dict.fromkeys([*after, *right[3]], (name, index))
+            continue
+        return {"operation": name, "instead": None, **place}
+    if len(one) != len(two):
+        index = min(len(one), len(two))
+        longer = max(one, two, key=len)
+        return {"operation": None, "instead": f"{longer[index][0]} in one run only", "index": index,
+                "backward": longer[index][1]}  # fmt: skip
+    return None
