@@ -15,8 +15,9 @@ from probe.compare.configurations import (
     read_experiment,
 )
 from probe.compare.entries import Cell, Entry, KeyDataComparison
-from probe.compare.keydata import compare_key_data
+from probe.compare.keydata import compare_key_data, compare_part
 from probe.compare.layers import LayerComparison, LayerDifference, compare_layers
+from probe.compare.parts import Part, Share, merge_parts, split
 
 __all__ = [
     "Cell",
@@ -26,10 +27,15 @@ __all__ = [
     "KeyDifference",
     "LayerComparison",
     "LayerDifference",
+    "Part",
+    "Share",
     "compare_configurations",
     "compare_experiments",
     "compare_key_data",
     "compare_layers",
+    "compare_part",
     "counted_values",
+    "merge_parts",
     "read_experiment",
+    "split",
 ]
