@@ -22,7 +22,7 @@ from probe.collect.weights import save_weights
 from probe.errors import DumpError, RecordError, UsageError
 from probe.store import layout
 from probe.store.background import Background
-from probe.store.writer import DumpWriter, Place, mark_incomplete, write_json
+from probe.store.writer import DumpWriter, Place, mark_incomplete
 from probe.types import ROLES_OF_STAGE, STAGES, RunSpec
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class Probe:
             self._background = Background()
             first = self._place is None or self._place.rank == 0
             if first and spec.configurations and spec.configuration is not None:
-                write_json(folder / layout.CONFIGURATIONS, spec.configuration)
+                self._writer.write_file(layout.CONFIGURATIONS, spec.configuration)
             if spec.dump_stages:
                 from probe.collect.layers import LayerDumper
 
@@ -339,13 +339,13 @@ class Probe:
             raise RecordError("a forked process cannot record into its parent's dump; save in the parent")
 
     def _write_environment(self, spec: RunSpec) -> None:
-        if self._environment_written:
+        if self._environment_written or self._writer is None:
             return
         place = self._place
         if place is None or place.rank == 0 or place.first_of_host:
             rank = None if place is None or place.rank == 0 else place.rank
-            path = self._folder / layout.of_rank(layout.ENVIRONMENT, rank)
-            write_json(path, environment.describe(spec.determinism, self._models))
+            name = layout.of_rank(layout.ENVIRONMENT, rank)
+            self._writer.write_file(name, environment.describe(spec.determinism, self._models))
         self._environment_written = True
 
     @contextmanager

@@ -19,6 +19,7 @@ from probe.compare.experiment import TORCH_SEED, Counting, follows
 from probe.keys import CONFIGURATIONS, ENVIRONMENT, KeyPath, close_keys, is_below, parse_key, sections, show_key
 from probe.masking import tell_nothing
 from probe.store import layout
+from probe.store.manifests import files_written
 from probe.store.scan import shown
 
 KEPT_KEYS = 200
@@ -161,12 +162,12 @@ def counted_values(experiment: Experiment) -> dict[KeyPath, Any]:
 
 
 def _of_further_hosts(a: Path, b: Path) -> list[str]:
-    """The environments of hosts beside the first that either dump has."""
+    """The environments of hosts beside the first that either dump has, or should have."""
     names: dict[str, None] = {}
     for folder in (a, b):
         with contextlib.suppress(OSError):  # such a folder has been named when its other files were read
-            names.update(dict.fromkeys(layout.further_environments(folder)))
-    return list(names)
+            names.update(dict.fromkeys([*layout.further_environments(folder), *sorted(files_written(folder))]))
+    return [name for name in names if name not in _FILES]
 
 
 def _read_both(
@@ -211,6 +212,11 @@ def _check_depth(content: dict[str, Any]) -> None:
 
 def _missing(name: str, folders: list[Path], result: ConfigurationComparison) -> None:
     """Says that one dump, or neither, has a file."""
+    lost = [folder for folder in folders if layout.manifests(folder) and name in files_written(folder)]
+    if lost:
+        result.not_compared.append(f"{shown(lost[0] / name)}: missing, though it was written")
+        result.damaged = True
+        return
     if len(folders) > 1:
         first_found = any(sentence.startswith("neither") for sentence in result.not_compared)
         result.not_compared.append(f"neither dump has {name}")

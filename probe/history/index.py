@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from probe.errors import DamagedHistoryError, HistoryError
-from probe.history.checks import PastCheck, is_check, read_check
+from probe.history.checks import VERDICT, PastCheck, is_check, read_check
 from probe.history.database import History, history_file
 
 log = logging.getLogger("firstdiff")
@@ -92,7 +92,7 @@ def scan(checks: Path) -> list[PastCheck]:
         return []
     for name in names:
         folder = checks / name
-        if not is_check(folder):
+        if not is_check(folder) or not (folder / VERDICT).exists():  # it runs, or never came to one
             continue
         try:
             check = read_check(folder)

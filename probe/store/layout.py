@@ -152,6 +152,16 @@ def further_environments(folder: Path) -> list[str]:
     return [of_rank(ENVIRONMENT, rank) for rank in ranks]
 
 
+def says_what_was_run(name: str) -> bool:
+    """Whether a file at the top of a dump folder is its configuration, or the environment of one of its hosts.
+
+    Example:
+        >>> says_what_was_run("environment.rank8.json"), says_what_was_run("manifest.json")
+        (True, False)
+    """
+    return name in (CONFIGURATIONS, ENVIRONMENT) or _RANK_ENVIRONMENT.fullmatch(name) is not None
+
+
 def rank_of_manifest(name: str) -> tuple[int | None, ...]:
     """The rank whose manifest a file at the top of a dump folder is, if it is one.
 

@@ -5,6 +5,7 @@ A merged manifest is complete only when every rank of the world is there and com
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,22 @@ def read_manifest(folder: Path) -> Manifest | None:
             raise DumpError(f"{folder}: holds {layout.MANIFEST} and {other}: the dumps of two runs")
         return _manifest_of_one(folder, _read(paths[None]))
     return _merged(folder, {rank: _read_of_rank(path, rank) for rank, path in sorted(_by_rank(paths).items())})
+
+
+def files_written(folder: Path) -> set[str]:
+    """The files that say what was run, by the manifests that can be read: they should be there.
+
+    Args:
+        folder: A dump folder.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    names: set[str] = set()
+    for path in layout.manifests(folder).values():
+        with contextlib.suppress(DumpError):  # whoever reads the dump says so
+            names.update(_read(path)["files"])
+    return names
 
 
 def _by_rank(paths: dict[int | None, Path]) -> dict[int, Path]:
@@ -188,6 +205,11 @@ def _read(path: Path, further: dict[str, type] | None = None) -> dict[str, Any]:
             raise ValueError("a rank is listed twice")
         if isinstance(manifest["steps_finished"], bool) or manifest["steps_finished"] < 0 or not manifest["digest"]:
             raise ValueError("a value has the wrong type")
+        files = manifest.setdefault("files", [])  # earlier recordings do not say
+        if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
+            raise ValueError("a value has the wrong type")
+        if not all(layout.says_what_was_run(name) for name in files):
+            raise ValueError("it lists a file that no recording writes")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DumpError(f"{path}: damaged ({error})") from error
     return dict(manifest)

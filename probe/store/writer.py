@@ -166,7 +166,9 @@ def _write_npy(stream: IO[bytes], values: Numbers) -> None:
 
 
 class DumpWriter:
-    """Writes the records of one process into one dump folder. One thread at a time; ``note_error`` from any.
+    """Writes the records of one process into one dump folder. One thread at a time.
+
+    From any other, ``note_error`` and ``write_file``.
 
     Args:
         folder: The dump folder, claimed already.
@@ -198,6 +200,7 @@ class DumpWriter:
             "index_digests": {},
             "values": 0,
             "value_bytes": 0,
+            "files": [],
             "steps_finished": 0,
             "complete": False,
             "errors": [],
@@ -278,6 +281,16 @@ class DumpWriter:
         self._numbers.clear()
         self._calls.clear()
         self._update(steps_finished=step + 1, **self._counted())
+
+    def write_file(self, name: str, content: dict[str, Any]) -> None:
+        """Writes a file that says what was run, and notes in the manifest that there is one.
+
+        Args:
+            name: Its name, at the top of the dump folder.
+            content: What it holds.
+        """
+        write_json(self._folder / name, content)
+        self._update(files=[*self._manifest["files"], name])
 
     def note_error(self, message: str) -> None:
         """Notes why nothing more is recorded: the dump stays incomplete."""

@@ -58,3 +58,13 @@ def test_keys_are_lowercase_letters_digits_and_dashes(label: str) -> None:
 def test_keys_of_different_names_differ() -> None:
     names = ["Grpo 2", "grpo-2", "grpo_2", "GRPO-2", "ü", "ä"]
     assert len({artifact_key(name) for name in names}) == len(names)
+
+
+def test_a_run_whose_process_dies_each_time_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.determinism import MOST_TRIES, determinism_check
+
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(MOST_TRIES + 1))
+    state = determinism_check.fn(profile="nope")
+    assert state.name == "Refused" and "3 times" in state.message
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(MOST_TRIES))
+    assert "nope" in determinism_check.fn(profile="nope").message

@@ -51,11 +51,14 @@ importlib.util.find_spec = lambda name, *rest: None if name == "msprobe" else fi
 with tempfile.TemporaryDirectory() as folder:  # whatever is imported late is imported now: nobody may read the modules
     (Path(folder) / "a/data").mkdir(parents=True)
     sys.argv = ["firstdiff", "compare", f"{folder}/a", f"{folder}/a", "--json", "--out", f"{folder}/out"]
+    own = [os.dup(number) for number in (1, 2)]
+    for number in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     try:
-        with open(os.devnull, "w") as sys.stdout:
-            flows.cli.main()
+        flows.cli.main()
     except SystemExit:
-        sys.stdout = sys.__stdout__
+        for number, kept in zip((1, 2), own):
+            os.dup2(kept, number)
 gc.freeze()
 for line in sys.stdin:
     order = json.loads(line)

@@ -19,7 +19,10 @@ from probe.compare.configurations import KEPT_KEYS, _Comparing
 from probe.compare.experiment import FOLLOWS_FROM, NOT_COUNTED, Counting
 from probe.comparison import compare_dumps
 from probe.config import load_profile
+from probe.errors import DumpError
 from probe.keys import CONFIGURATIONS, ENVIRONMENT, is_of_environment, parse_key, sections
+from probe.store import layout
+from probe.store.writer import DumpWriter
 
 PROFILE: dict[str, Any] = {
     "trainer": {
@@ -473,3 +476,34 @@ def test_a_tree_of_single_save_is_compared_with_a_note(single_save_tree: Path, t
     document = compare_dumps(a, b, None)
     assert document["verdict"] == "inconclusive"
     assert "actor.lr (1e-06 against 1e-05)" in document["error"]
+
+
+def test_what_was_written_and_is_gone_from_both_is_never_identical(tmp_path: Path) -> None:
+    """The manifest says which files a recording wrote."""
+    made = []
+    for name in "ab":
+        layout.claim(tmp_path / name)
+        writer = DumpWriter(tmp_path / name, name, keep_values=False)
+        writer.write_file("environment.json", ENVIRONMENT_FILE)
+        writer.write_file("environment.rank8.json", ENVIRONMENT_FILE)
+        writer.add("loss", 0, 0, 0, "", None, None, "float32", (1,), "0" * 32)
+        writer.finish_step(0)
+        writer.close(complete=True)
+        made.append(tmp_path / name)
+    assert compare_dumps(*made, None)["verdict"] == "identical"
+    for gone in ("environment.rank8.json", "environment.json"):
+        for folder in made:
+            (folder / gone).rename(tmp_path / "kept")
+        document = compare_dumps(*made, None)
+        assert document["verdict"] == "inconclusive"
+        assert any(f"{gone}: missing, though it was written" in said for said in document["not_compared"])
+        for folder in made:
+            shutil.copy(tmp_path / "kept", folder / gone)
+
+
+def test_a_manifest_names_no_file_outside_its_folder(dumps: Callable[..., tuple[Path, Path]]) -> None:
+    a, b = dumps(1.0, 1.0)
+    manifest = json.loads((b / "manifest.json").read_text())
+    (b / "manifest.json").write_text(json.dumps({**manifest, "files": ["../secret.json"]}))
+    with pytest.raises(DumpError, match=r"manifest\.json: damaged \(it lists a file that no recording writes\)"):
+        compare_dumps(a, b, None)

@@ -170,6 +170,7 @@ class TestFiles:
             "index_digests": digests,
             "values": 2,
             "value_bytes": sum(file.stat().st_size for file in folder.rglob("*.npy")),
+            "files": [],
             "steps_finished": 3,
             "complete": True,
             "errors": [],
