@@ -118,6 +118,13 @@ class _First:
             if len(self._kept) >= 2 * KEPT_ENTRIES:
                 self._worst = self.sorted()[-1].order
 
+    def __getstate__(self) -> list[Entry]:
+        """What another process needs of it."""
+        return self.sorted()
+
+    def __setstate__(self, kept: list[Entry]) -> None:
+        self._kept, self._worst = kept, None
+
     def take(self, other: _First) -> None:
         for entry in other.sorted():
             self.add(entry)
