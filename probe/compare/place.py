@@ -18,9 +18,9 @@ MOST_PARTS = 200
 """Most parts of a comparison: each costs tens of milliseconds in Prefect."""
 PARTS_OF_A_WORKER = 4
 """Parts for each process, so that none waits long for the others at the end."""
-WORTH_IT = 200_000
-"""Records to look at one by one from which on processes are faster than this one. Starting them takes about four
-seconds of a processor each, a record that differs about 40 µs, one with values 100 µs and more."""
+WORTH_IT = 500_000
+"""Records to look at one by one from which on processes are faster, also where there are only two. One process takes
+twenty seconds for them (40 µs for one that differs, 100 µs and more with values); starting several costs five."""
 MOST_PROCESSES = 16
 
 Kind = Literal["here", "processes", "dask", "ray"]
