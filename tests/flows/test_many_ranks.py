@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,7 +112,11 @@ def task_runs(api: str, flow_run: str, expected: int) -> list[str]:
     for _ in range(40):
         request = urllib.request.Request(f"{api}/task_runs/filter", wanted, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=30) as answer:
-            found = [run["name"] for run in json.load(answer) if run["state_type"] == "COMPLETED"]
+            found = [
+                re.sub("-[0-9a-f]{3}$", "", run["name"])
+                for run in json.load(answer)
+                if run["state_type"] == "COMPLETED"
+            ]
         if len(found) >= expected:
             break
         time.sleep(0.25)
