@@ -61,6 +61,7 @@ from tasks.compare import (
 )
 from tasks.locate import locate_first_divergence, name_first_difference
 from tasks.report import write_results
+from tasks.runners import require_runner
 
 MOST_TRIES = 3
 """How often one flow run is started: first, and again after a crash or by hand."""
@@ -139,6 +140,7 @@ def determinism_check(
     try:
         request = parse_request(fields)
         require_allowed(request)
+        require_runner()
         document = _run(request, out or None, force)
     except (FirstdiffError, OSError) as error:
         return state_of_error(error, out or "checks")
