@@ -6,6 +6,7 @@ next ``make serve``.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -56,7 +57,8 @@ class Keeper:
         """Looks for ever."""
         while True:
             time.sleep(LOOK_SECONDS)
-            self.look()
+            with contextlib.suppress(OSError):  # a full disk, too many processes: it may be better next time
+                self.look()
 
     def look(self) -> None:
         """Looks once."""

@@ -37,7 +37,7 @@ from pathlib import Path
 from flows import processes, settings
 from flows.keeper import Keeper
 from flows.settings import FOLDERS
-from flows.stale import HEARTBEAT_SECONDS, StaleRuns, mark_folders, stale_seconds
+from flows.stale import StaleRuns, mark_folders, stale_seconds
 from probe.errors import FirstdiffError, InconclusiveError, UsageError
 from probe.privacy import SWITCHES
 
@@ -89,7 +89,6 @@ class Station:
             "PREFECT_SERVER_API_PORT": str(self.port),
             "PREFECT_WORKER_QUERY_SECONDS": "3",
             "PREFECT_CLIENT_MAX_RETRIES": str(RETRIES),
-            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
             "PYTHONPATH": path,
             FOLDERS: os.pathsep.join([*self._profile_folders, *filter(None, [os.environ.get(FOLDERS)])]),
             MARK: str(self.state),
