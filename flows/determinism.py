@@ -21,6 +21,7 @@ from prefect.utilities.annotations import quote
 
 from flows.logs import bearable_trainer_log
 from flows.names import check_name
+from flows.orphaned import outliving_its_worker
 from flows.page import show_check
 from flows.permissions import require_allowed
 from flows.secrets import with_secrets
@@ -141,7 +142,8 @@ def determinism_check(
         request = parse_request(fields)
         require_allowed(request)
         require_runner()
-        document = _run(request, out or None, force)
+        with outliving_its_worker():
+            document = _run(request, out or None, force)
     except (FirstdiffError, OSError) as error:
         return state_of_error(error, out or "checks")
     return state_of(document)
