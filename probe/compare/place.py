@@ -19,8 +19,9 @@ MOST_PARTS = 200
 PARTS_OF_A_WORKER = 4
 """Parts for each process, so that none waits long for the others at the end."""
 WORTH_IT = 500_000
-"""Records to look at one by one from which on processes are faster, also where there are only two. One process takes
-twenty seconds for them (40 µs for one that differs, 100 µs and more with values); starting several costs five."""
+"""Records to look at one by one from which on ``auto`` takes processes. An estimate, for processors that are free: one
+process takes 20 seconds for them or more (40 µs a record that differs), and starting several and reading their results
+costs about five. On two busy ones processes were never faster, also with three times as many."""
 MOST_PROCESSES = 16
 
 Kind = Literal["here", "processes", "dask", "ray"]
@@ -50,7 +51,7 @@ class Place:
             UsageError: It is none.
         """
         word, colon, rest = text.strip().partition(":")
-        if word in ("", "auto") and not colon:
+        if word == "auto" and not colon:
             return None
         if word in _SCHEMES and rest.startswith("//") and len(rest) > 2:
             return Place(_SCHEMES[word], text.strip())
@@ -75,16 +76,16 @@ class Place:
 
 
 def chosen_place() -> Place | None:
-    """Where the environment says that key data is compared; None where it leaves that to us.
+    """Where the environment says that key data is compared, here where it says nothing; None where we choose.
 
     Raises:
         UsageError: It says something else.
     """
-    return Place.parse(os.environ.get(VARIABLE, ""))
+    return Place.parse(os.environ.get(VARIABLE) or "here")
 
 
 def place_for(a: Dump, b: Dump) -> Place:
-    """Where two dumps are compared: where the environment says, else in processes where that is faster.
+    """Where two dumps are compared: where the environment says; where it says ``auto``, many records in processes.
 
     One rank is compared here in any case.
 

@@ -22,7 +22,7 @@ log = logging.getLogger("firstdiff")
 
 
 def compare_on_this_machine(a: Dump, b: Dump, last_step: int | None = None) -> KeyDataComparison:
-    """Compares every entry that either dump has, in several processes where the environment says so or it is faster.
+    """Compares every entry that either dump has, in several processes where the environment says so.
 
     Args:
         a: One run.

@@ -107,12 +107,13 @@ def test_parts_are_few() -> None:
 
 
 class TestWhatIsWorthIt:
-    """Left to us, only what takes long in one process is split."""
+    """With ``auto``, only what takes long in one process is split."""
 
     @pytest.fixture(autouse=True)
     def two_processors(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(place, "_processors", lambda: 2)
         monkeypatch.setattr(place, "WORTH_IT", 1000)
+        monkeypatch.setenv("FIRSTDIFF_COMPARE_ON", "auto")
 
     def test_equal_digests_are_not(self, tmp_path: Path) -> None:
         write_digests(tmp_path / "a", DigestsSize(ranks=4, records=1000))
@@ -124,6 +125,12 @@ class TestWhatIsWorthIt:
             write_digests(tmp_path / name, DigestsSize(ranks=4, records=records))
         a, b = (read_dump(tmp_path / name) for name in "ab")
         assert place_for(a, b).kind == "processes"
+
+    def test_nothing_is_unless_somebody_asks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, records in (("a", 300), ("b", 299)):
+            write_digests(tmp_path / name, DigestsSize(ranks=4, records=records))
+        monkeypatch.delenv("FIRSTDIFF_COMPARE_ON")
+        assert place_for(*(read_dump(tmp_path / name) for name in "ab")).kind == "here"
 
     def test_one_rank_never_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, records in (("a", 3000), ("b", 2999)):
