@@ -15,6 +15,7 @@ from flows.states import state_of, state_of_error
 from probe.config.request import OptionalText
 from probe.errors import ConfigError, FirstdiffError
 from tasks.compare import compare_two_dumps
+from tasks.runners import require_runner
 
 
 def comparison_name() -> str:
@@ -53,6 +54,7 @@ def compare(
                 raise ConfigError("parameters", name, f"must be the path of a folder, not {value!r:.60}")
         if not isinstance(allow_different, list) or not all(isinstance(key, str) for key in allow_different):
             raise ConfigError("parameters", "allow_different", f"must be a list of keys, not {allow_different!r:.60}")
+        require_runner()
         folder = Path(out).absolute() if out else None
         document = compare_two_dumps(Path(dump_a), Path(dump_b), folder, allow_different)
     except (FirstdiffError, OSError) as error:

@@ -21,6 +21,7 @@ from prefect.utilities.annotations import quote
 
 from flows.logs import bearable_trainer_log
 from flows.names import check_name
+from flows.orphaned import outliving_its_worker
 from flows.page import show_check
 from flows.permissions import require_allowed
 from flows.secrets import with_secrets
@@ -64,6 +65,7 @@ from tasks.compare import (
 from tasks.locate import locate_first_divergence, name_first_difference
 from tasks.replay import replay_module
 from tasks.report import write_results
+from tasks.runners import require_runner
 
 MOST_TRIES = 3
 """How often one flow run is started: first, and again after a crash or by hand."""
@@ -142,7 +144,9 @@ def determinism_check(
     try:
         request = parse_request(fields)
         require_allowed(request)
-        document = _run(request, out or None, force)
+        require_runner()
+        with outliving_its_worker():
+            document = _run(request, out or None, force)
     except (FirstdiffError, OSError) as error:
         return state_of_error(error, out or "checks")
     return state_of(document)

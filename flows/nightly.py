@@ -18,6 +18,7 @@ from prefect.client.schemas.objects import State
 
 from flows.determinism import determinism_check
 from flows.names import now
+from flows.orphaned import outliving_its_worker
 from flows.page import warning
 from flows.permissions import require_allowed
 from flows.states import BY_SEVERITY, document_of, state_of_error, verdict_state
@@ -85,7 +86,8 @@ def nightly(
             require_allowed(parse_request({**parameters, "time_limit": time_limit}))
     except UsageError as error:
         return state_of_error(error)
-    rows = [_checked({**parameters, "time_limit": time_limit}) for parameters in matrix]
+    with outliving_its_worker():
+        rows = [_checked({**parameters, "time_limit": time_limit}) for parameters in matrix]
     verdict = next(each for each in BY_SEVERITY if each in {row["verdict"] for row in rows})
     bad = [row for row in rows if row["verdict"] in ("divergent", "inconclusive")]
     sentence = f"{len(rows)} checks, {len(bad)} of them not identical" + "".join(

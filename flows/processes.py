@@ -67,6 +67,29 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def values_of(name: str) -> set[str] | None:
+    """The values of a variable in the environments of all processes of this user; None where nothing shows them."""
+    if not Path("/proc/self/environ").exists():
+        return None
+    beginning, found = f"{name}=".encode(), set[str]()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = entry.read_bytes().split(b"\0")
+        except OSError:
+            continue  # it ended, or is another user's
+        found |= {each[len(beginning) :].decode(errors="replace") for each in variables if each.startswith(beginning)}
+    return found
+
+
+def parent(pid: int) -> int | None:
+    """The parent of a process, on Linux; None elsewhere, or where there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(text.rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def children(pid: int) -> list[int]:
     """The processes that a process started and that are still its children, on Linux; none elsewhere."""
     found: list[int] = []

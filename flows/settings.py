@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from flows.local_server import LocalServer
+from flows.stale import HEARTBEAT_SECONDS
 from probe.privacy import never_call_home
 
 FOLDERS = "FIRSTDIFF_PROFILE_FOLDERS"
@@ -17,6 +18,7 @@ DEFAULTS = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # a fresh home first migrates its database
     "PREFECT_SERVER_UI_V2_ENABLED": "false",  # that page asks an outside host for its configuration
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
     "PREFECT_LOGGING_EXTRA_LOGGERS": "firstdiff",  # what probe logs reaches the flow run's log
 }
 

@@ -1,16 +1,22 @@
 """``make serve`` and ``make stop``: a Prefect server with its page, a worker and the deployments, on 127.0.0.1.
 
+A keeper looks after the two (``keeper.py``). Where one or more of the three are gone, ``start`` starts just those.
+
 ::
 
     .firstdiff/            all of its state, in the project's folder
       prefect/             the server's database and settings
-      server.log           what server and worker say
+      server.log           what they say
       worker.log
+      keeper.log
       server.pid           who they are: a process and when it started
       worker.pid
+      keeper.pid
+      port                 where the server answers
 
-``start`` returns when the page answers, the worker is there and everything is deployed. ``stop`` ends just that: the
-flows that run first, with their trainers, then the worker, then the server. The history stays in the folder.
+``start`` returns when the page answers, the worker is there, everything is deployed, and what an earlier time left
+half done is marked. ``stop`` ends just that: the flows that run first, with their trainers, then the worker, then the
+server. The history stays in the folder.
 """
 
 from __future__ import annotations
@@ -29,7 +35,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows import processes, settings
+from flows.keeper import Keeper
 from flows.settings import FOLDERS
+from flows.stale import StaleRuns, mark_folders, stale_seconds
 from probe.errors import FirstdiffError, InconclusiveError, UsageError
 from probe.privacy import SWITCHES
 
@@ -38,7 +46,10 @@ HOST = "127.0.0.1"
 POOL = "firstdiff"
 MARK = "FIRSTDIFF_STATION"
 """The variable that server, worker and all that they start carry: the folder of the state."""
+PARTS = ("server", "worker", "keeper")
 START_SECONDS = 240.0
+RETRIES = 8
+"""How often a flow tries to reach a server that is gone, ever later: for eight minutes."""
 FLOW_GRACE, WORKER_GRACE, SERVER_GRACE = 15.0, 10.0, 15.0
 """Seconds between SIGTERM and SIGKILL."""
 
@@ -76,6 +87,8 @@ class Station:
             "PREFECT_SERVER_UI_API_URL": f"{self.address}/api",
             "PREFECT_SERVER_API_HOST": HOST,
             "PREFECT_SERVER_API_PORT": str(self.port),
+            "PREFECT_WORKER_QUERY_SECONDS": "3",
+            "PREFECT_CLIENT_MAX_RETRIES": str(RETRIES),
             "PYTHONPATH": path,
             FOLDERS: os.pathsep.join([*self._profile_folders, *filter(None, [os.environ.get(FOLDERS)])]),
             MARK: str(self.state),
@@ -94,27 +107,41 @@ class Station:
             UsageError: It runs already, or the port is taken.
             InconclusiveError: It did not start; names the log.
         """
-        if (running := self._process("server")) is not None:
-            raise UsageError(f"{self.state}: a server runs here already (process {running.pid}); make stop ends it")
-        require_free(self.port)
+        if all(self.lives(name) for name in PARTS):
+            raise UsageError(f"{self.state}: server and worker run here already; make stop ends them")
+        if (keeper := self._process("keeper")) is not None:
+            processes.end([keeper], SERVER_GRACE)  # two would start what is missing twice
+        there = [name for name in PARTS if self.lives(name)]
+        if there:
+            self.port = self._noted_port()
+        else:
+            require_free(self.port)
         nightly = [_profile(name) for name in nightly]
         self._profile_folders = [str(Path(name).parent) for name in nightly if Path(name).is_absolute()]
         (self.state / "prefect").mkdir(parents=True, exist_ok=True)
         try:
-            self._spawn("server", "server", "start", "--host", HOST, "--port", str(self.port))
-            self._wait("server", lambda: _answers(f"{self.address}/api/health"))
-            self._wait("server", lambda: _answers(f"{self.address}/"))
-            self._prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-            self._prefect("--no-prompt", "deploy", "--all")
-            if nightly:
-                found = f"profiles={json.dumps(nightly)}"
-                self._prefect("--no-prompt", "deploy", "--name", "nightly", "--param", found)
-            self._spawn("worker", "worker", "start", "--pool", POOL, "--type", "process", "--name", "here")
+            self._start_server(nightly)
+            if not self.lives("worker"):
+                self._mark_stale()
+                self.revive("worker")
             self._wait("worker", self._worker_is_online)
+            self.revive("keeper")
         except BaseException:
-            self.stop()
+            if not there:
+                self.stop()
             raise
         return self.address
+
+    def _start_server(self, nightly: list[str]) -> None:
+        if not self.lives("server"):
+            self.revive("server")
+        self._wait("server", self.answers)
+        self._wait("server", lambda: _answers(f"{self.address}/"))
+        self._prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
+        self._prefect("--no-prompt", "deploy", "--all")
+        if nightly:
+            found = f"profiles={json.dumps(nightly)}"
+            self._prefect("--no-prompt", "deploy", "--name", "nightly", "--param", found)
 
     def stop(self) -> list[str]:
         """Ends everything that runs, and nothing else.
@@ -123,22 +150,77 @@ class Station:
             What was ended.
         """
         ended = []
-        worker, server = self._process("worker"), self._process("server")
+        keeper, worker, server = self._process("keeper"), self._process("worker"), self._process("server")
+        if keeper is not None:
+            processes.end([keeper], SERVER_GRACE)
         if worker is not None:
-            runs = [processes.Noted(pid, processes.started(pid)) for pid in processes.children(worker.pid)]
             processes.send(worker, signal.SIGSTOP)  # it takes no new run while those that it has end
-            processes.end(runs, FLOW_GRACE)
+        processes.end(self._flows(), FLOW_GRACE)
+        if worker is not None:
             processes.send(worker, signal.SIGCONT)
             processes.end([worker], WORKER_GRACE)
             ended.append("worker")
         if server is not None:
             processes.end([server], SERVER_GRACE)
             ended.append("server")
-        left = [processes.Noted(pid, processes.started(pid)) for pid in processes.marked(f"{MARK}={self.state}")]
+        left = [processes.Noted(pid, processes.started(pid)) for pid in self._marked()]
         processes.end(left, FLOW_GRACE)
-        for name in ("worker", "server"):
+        for name in PARTS:
             (self.state / f"{name}.pid").unlink(missing_ok=True)
         return ended
+
+    def lives(self, name: str) -> bool:
+        """Whether a part of it runs."""
+        return self._process(name) is not None
+
+    def answers(self) -> bool:
+        """Whether the server answers."""
+        return _answers(f"{self.address}/api/health")
+
+    def revive(self, name: str) -> None:
+        """Starts a part of it."""
+        server = ("-m", "prefect", "server", "start", "--host", HOST, "--port", str(self.port))
+        worker = ("-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", "here")
+        keeper = ("-m", "flows.station", "keep", "--state", str(self.state), "--port", str(self.port))
+        self._spawn(name, *{"server": server, "worker": worker, "keeper": keeper}[name])
+        if name == "server":
+            (self.state / "port").write_text(f"{self.port}\n", encoding="utf-8")
+
+    def keep(self) -> None:
+        """Looks after server and worker for ever."""
+        runs = StaleRuns(f"{self.address}/api", POOL, stale_seconds())
+        Keeper(self, runs, self._say).keep()
+
+    def _mark_stale(self) -> None:
+        """Marks what ran when a worker vanished: on the server, and in the folder of checks."""
+        for line in [
+            *StaleRuns(f"{self.address}/api", POOL, stale_seconds()).mark(without_worker=True),
+            *mark_folders(PROJECT / "checks"),
+        ]:
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        with (self.state / "keeper.log").open("a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+    def _flows(self) -> list[processes.Noted]:
+        """The processes of flow runs: children of the worker, and those whose worker is gone."""
+        own = {found.pid for name in PARTS if (found := self._process(name)) is not None}
+        worker = self._process("worker")
+        marked = set(self._marked()) - own
+        flows = {pid for pid in marked if processes.parent(pid) not in marked}
+        flows |= set(processes.children(worker.pid) if worker is not None else [])
+        return [processes.Noted(pid, processes.started(pid)) for pid in flows]
+
+    def _marked(self) -> list[int]:
+        return processes.marked(f"{MARK}={self.state}")
+
+    def _noted_port(self) -> int:
+        """The port of a server whose worker runs."""
+        try:
+            return int((self.state / "port").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return self.port
 
     def _process(self, name: str) -> processes.Noted | None:
         found = processes.noted(self.state / f"{name}.pid")
@@ -150,7 +232,7 @@ class Station:
             del environment["PREFECT_API_URL"]
         with (self.state / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "prefect", *arguments],
+                [sys.executable, *arguments],
                 cwd=PROJECT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -215,7 +297,7 @@ def require_free(port: int) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """``python -m flows.station start`` or ``stop``."""
     parser = argparse.ArgumentParser(prog="python -m flows.station", description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("start", "stop"))
+    parser.add_argument("what", choices=("start", "stop", "keep"))
     parser.add_argument("--port", type=int, default=4200)
     parser.add_argument("--state", type=Path, default=PROJECT / ".firstdiff")
     parser.add_argument("--nightly", default="", help="profiles that are checked every night, with blanks between them")
@@ -225,6 +307,8 @@ def main(arguments: list[str] | None = None) -> int:
         if asked.what == "start":
             sys.stdout.write(f"{station.start(shlex.split(asked.nightly))}\n")
             return 0
+        if asked.what == "keep":
+            station.keep()
         ended = station.stop()
     except FirstdiffError as error:
         sys.stderr.write(f"firstdiff: {error}\n")

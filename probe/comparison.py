@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from probe.compare import (
     LayerComparison,
     TraceComparison,
     compare_configurations,
-    compare_key_data,
     compare_layers,
+    compare_on_this_machine,
     compare_traces,
 )
 from probe.compare.entries import NOTHING_RECORDED
@@ -33,12 +33,21 @@ from probe.report import (
     write_verdict,
 )
 from probe.store.packing import unpacked
-from probe.store.reader import read_dump
+from probe.store.reader import Dump, read_dump
 from probe.store.reduction import reductions
 from probe.types import Verdict
 
+RecordComparer = Callable[[Dump, Dump], KeyDataComparison]
+"""Compares the key data of two runs."""
 
-def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[str] = ()) -> dict[str, Any]:
+
+def compare_dumps(
+    a: Path,
+    b: Path,
+    out: Path | None,
+    allow_different: Sequence[str] = (),
+    compare_records: RecordComparer = compare_on_this_machine,
+) -> dict[str, Any]:
     """Compares what two dump folders hold.
 
     Args:
@@ -46,6 +55,7 @@ def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[
         b: The other.
         out: Receives verdict, report and tables; must be empty or absent. None writes nothing.
         allow_different: Keys of the experiment, or sections of them, that are meant to differ.
+        compare_records: Compares the key data.
 
     Returns:
         The content of ``verdict.json``; its paths are absolute.
@@ -66,7 +76,7 @@ def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[
     with unpacked(a) as left, unpacked(b) as right:
         names = DumpNames({left: a, right: b})
         with names.in_errors():
-            result = _compare(left, right, allow_different)
+            result = _compare(left, right, allow_different, compare_records)
         result.runs, result.read_from = {"a": a, "b": b}, {"a": left, "b": right}
         if a.resolve() == b.resolve():
             result.notes.insert(0, "both dumps are the same folder")
@@ -83,10 +93,10 @@ def compare_dumps(a: Path, b: Path, out: Path | None, allow_different: Sequence[
     return document
 
 
-def _compare(a: Path, b: Path, allow_different: Sequence[str]) -> CheckResult:
+def _compare(a: Path, b: Path, allow_different: Sequence[str], compare_records: RecordComparer) -> CheckResult:
     """What two dump folders that can be read hold."""
     dump_a, dump_b = read_dump(a), read_dump(b)
-    key_data = compare_key_data(dump_a, dump_b)
+    key_data = compare_records(dump_a, dump_b)
     layers = compare_layers(a, b)
     traces = compare_traces(a, b)
     has_layers = bool(layers.compared or layers.differences or layers.problems)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,15 @@ from prefect import task
 
 from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison, TraceComparison
 from probe.compare import compare_configurations as compare_experiments
-from probe.compare import compare_key_data as compare_records
 from probe.compare import compare_layers as compare_windows
 from probe.compare import compare_traces as compare_events
+from probe.compare.processes import compare_bytes
 from probe.comparison import compare_dumps
 from probe.locate import SecondPair
 from probe.report import Tables, key_data_tables, layer_tables
 from probe.store.reader import Dump, read_dump
 from tasks import UNCACHED, Begun, begin
+from tasks.runners import compare_mapped
 
 log = logging.getLogger("firstdiff")
 
@@ -30,11 +32,17 @@ def compare_configurations(a: Path, b: Path, allowed: list[str]) -> Configuratio
     return result
 
 
+@task(name="compare some ranks", task_run_name="compare ranks {ranks}", **UNCACHED)
+def compare_ranks(share: bytes, ranks: str) -> bytes:
+    """Compares the records of some ranks, on a task runner."""
+    return compare_bytes(share)
+
+
 @task(name="2 compare key data", **UNCACHED)
 def compare_key_data(a: Dump, b: Dump, last_step: int | None) -> KeyDataComparison:
     """Compares every record of two runs."""
     begin(Begun(2, "comparing key data"))
-    result = compare_records(a, b, last_step)
+    result = compare_mapped(compare_ranks, a, b, last_step)
     log.info("compared %d records: %d differ", result.compared, result.differences)
     return result
 
@@ -60,7 +68,7 @@ def compare_layers(c: Path, d: Path) -> SecondPair:
     """Compares key data and layers of the second pair."""
     begin(Begun(5, "comparing layers"))
     dump_c = read_dump(c)
-    records = compare_records(dump_c, read_dump(d))
+    records = compare_mapped(compare_ranks, dump_c, read_dump(d))
     layers: LayerComparison = compare_windows(c, d)
     log.info("compared %d layer events: %d differ", layers.compared, len(layers.differences))
     return SecondPair(records, layers, dump_c, compare_events(c, d))
@@ -76,4 +84,4 @@ def make_layer_tables(c: Path, d: Path, folder: Path) -> Tables:
 @task(name="compare two dumps", **UNCACHED)
 def compare_two_dumps(a: Path, b: Path, out: Path | None, allowed: list[str]) -> dict[str, Any]:
     """Compares what two dump folders hold; returns the content of ``verdict.json``."""
-    return compare_dumps(a, b, out, allowed)
+    return compare_dumps(a, b, out, allowed, partial(compare_mapped, compare_ranks))

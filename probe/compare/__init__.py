@@ -15,8 +15,11 @@ from probe.compare.configurations import (
     read_experiment,
 )
 from probe.compare.entries import Cell, Entry, KeyDataComparison
-from probe.compare.keydata import compare_key_data
+from probe.compare.keydata import compare_key_data, compare_part
 from probe.compare.layers import LayerComparison, LayerDifference, compare_layers
+from probe.compare.parts import Part, Share, merge_parts, split
+from probe.compare.place import Place, chosen_place, place_for
+from probe.compare.processes import compare_on_this_machine
 from probe.compare.trace import compare_traces
 from probe.compare.trace_found import EventDifference, RankTrace, TraceComparison
 
@@ -29,13 +32,22 @@ __all__ = [
     "KeyDifference",
     "LayerComparison",
     "LayerDifference",
+    "Part",
+    "Place",
+    "Share",
     "RankTrace",
     "TraceComparison",
+    "chosen_place",
     "compare_configurations",
     "compare_experiments",
     "compare_key_data",
     "compare_layers",
+    "compare_on_this_machine",
+    "compare_part",
     "compare_traces",
     "counted_values",
+    "merge_parts",
+    "place_for",
     "read_experiment",
+    "split",
 ]

@@ -13,7 +13,9 @@ from probe.types import Record
 
 END_OF_STEP = "end_of_step"
 """Stands for a step that a run finished, where only one did."""
-LAST_POSITION = 1 << 40
+GAP = 1 << 20
+"""Between the positions of two entries that the leading rank has: room for what only further ranks have."""
+LAST_POSITION = 1 << 60
 NOTHING_RECORDED = "neither run recorded key data: nothing was compared"
 KEPT_ENTRIES = 10_000
 """Most entries that are kept in full; all of them are counted."""
@@ -29,7 +31,7 @@ class Entry:
 
     Example:
         >>> Entry("missing", 2, 0, 5, None, None).order
-        (2, 5)
+        (2, 5, 0)
     """
 
     status: Status
@@ -37,7 +39,7 @@ class Entry:
     step: int
     rank: int
     position: int
-    """Where it stands in the step, by the order of the first rank."""
+    """Where it stands in the step, by the order of the lowest rank that has records."""
     a: Record | None
     b: Record | None
     problem: str | None = None
@@ -46,9 +48,9 @@ class Entry:
     """How the values differ; None where they were not kept, or have no elements in common."""
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sorts entries by execution order across ranks."""
-        return (self.step, self.position)
+    def order(self) -> tuple[int, int, int]:
+        """Sorts entries by execution order, and where that is the same by rank."""
+        return (self.step, self.position, self.rank)
 
     @property
     def record(self) -> Record:
@@ -108,13 +110,24 @@ class _First:
 
     def __init__(self) -> None:
         self._kept: list[Entry] = []
-        self._worst: tuple[int, int] | None = None
+        self._worst: tuple[int, int, int] | None = None
 
     def add(self, entry: Entry) -> None:
         if self._worst is None or entry.order < self._worst:
             self._kept.append(entry)
             if len(self._kept) >= 2 * KEPT_ENTRIES:
                 self._worst = self.sorted()[-1].order
+
+    def __getstate__(self) -> list[Entry]:
+        """What another process needs of it."""
+        return self.sorted()
+
+    def __setstate__(self, kept: list[Entry]) -> None:
+        self._kept, self._worst = kept, None
+
+    def take(self, other: _First) -> None:
+        for entry in other.sorted():
+            self.add(entry)
 
     def sorted(self) -> list[Entry]:
         self._kept = sorted(self._kept, key=lambda entry: entry.order)[:KEPT_ENTRIES]
@@ -205,8 +218,18 @@ class KeyDataComparison:
         """Steps in which some entry is known not to be the same."""
         return {step for (_, step, _), cell in self._cells.items() if cell.first is not None}
 
+    def take(self, other: KeyDataComparison) -> None:
+        """Takes in what was found in other ranks."""
+        self.counts.update(other.counts)
+        self._cells.update(other._cells)
+        self._uncounted += other._uncounted
+        self._differing.take(other._differing)
+        self._other.take(other._other)
+
     def finish(self) -> None:
-        """Puts the first entries in order, when all have been added."""
+        """Puts all in order, when everything has been added: the same whatever was added first."""
+        self._cells = dict(sorted(self._cells.items(), key=lambda cell: cell[0][1:]))
+        self._uncounted.sort(key=lambda counted: counted[0])
         self.entries = sorted([*self._differing.sorted(), *self._other.sorted()], key=lambda entry: entry.order)
 
     def _cell(self, tag: str, step: int, rank: int) -> Cell:

@@ -7,14 +7,14 @@ same file, by the digests of the manifests, are counted and not parsed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from probe.compare.align import align
-from probe.compare.entries import END_OF_STEP, LAST_POSITION, NOTHING_RECORDED, Entry, KeyDataComparison, Status
+from probe.compare.entries import GAP, LAST_POSITION, Entry, KeyDataComparison, Status
+from probe.compare.parts import Part, Share, merge_parts, whole_share
 from probe.compare.values import ValueDifference, describe
 from probe.errors import DumpError
 from probe.store.index import Batch, RankIndex, all_have_digests, count_lines, lines_with_values, parse_lines
@@ -24,8 +24,6 @@ from probe.types import Record
 
 Key = tuple[str, int, str, int]
 
-_STEPS_NAMED = 1000
-"""Most steps without a record that are named, where only one run finished them; the rest is counted."""
 _NO_DIGEST = "holds records without a digest, which no recording writes"
 _NOT_KEPT = "digests differ; the values were not kept"
 _TEXT_SHOWN = 60
@@ -40,7 +38,12 @@ def compare_key_data(a: Dump, b: Dump, last_step: int | None = None) -> KeyDataC
         b: The other.
         last_step: Entries of later steps are left out; None takes all.
     """
-    return _Comparer(a, b, last_step).compare()
+    return merge_parts(a, b, last_step, [compare_part(whole_share(a, b, last_step))])
+
+
+def compare_part(share: Share) -> Part:
+    """Compares the entries of some ranks. What all parts say together is said by ``merge_parts``."""
+    return _Comparer(share).compare()
 
 
 class _Side:
@@ -51,8 +54,10 @@ class _Side:
         self.files = ValueFiles(dump.folder)
         self.cursors: dict[int, Cursor] = {}
 
-    def start(self, ranks: list[int]) -> None:
-        self.cursors = {rank: self.dump.ranks[rank].cursor() for rank in ranks if rank in self.dump.ranks}
+    def start(self, rank: int) -> None:
+        """Begins to read a rank. What can be read of it is read again from the start."""
+        if rank in self.dump.ranks:
+            self.cursors[rank] = self.dump.ranks[rank].cursor()
 
     def next_step(self, rank: int) -> int | None:
         return self.cursors[rank].next_step if rank in self.cursors else None
@@ -75,56 +80,42 @@ class _Side:
 
 
 class _Comparer:
-    def __init__(self, a: Dump, b: Dump, last_step: int | None) -> None:
-        self._a, self._b = _Side(a), _Side(b)
-        self._last_step = last_step
-        known = [dump.last_whole_step for dump in (a, b) if dump.last_whole_step is not None]
-        reach = None if a.complete and b.complete else min(known, default=None)
-        self._result = KeyDataComparison(problems=[*a.problems, *b.problems], compared_to_step=reach)
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._a, self._b = _Side(share.a), _Side(share.b)
+        self._last_step = share.last_step
+        self._result = KeyDataComparison()
+        self._failures: dict[int, str] = {}
 
-    def compare(self) -> KeyDataComparison:
-        a, b, result = self._a.dump, self._b.dump, self._result
-        if not a.ranks and not b.ranks:
-            result.problems.append(NOTHING_RECORDED)
-        ranks = sorted({*a.ranks, *b.ranks})
-        result.problems += _unlike_algorithms(a, b, ranks)
-        try:
-            unequal = [rank for rank in ranks if not self._take_equal_index(rank)]
-            if unequal:
-                self._compare_steps(ranks, unequal)
-        except DumpError as error:
-            result.problems.append(str(error))
-        self._compare_step_counts()
-        result.finish()
-        return result
+    def compare(self) -> Part:
+        unequal = [rank for rank in self._share.ranks if not self._take_equal_index(rank)]
+        if unequal:
+            self._compare_steps(unequal)
+        return Part(self._share.ranks, self._result, self._failures)
 
     # ---- whole indexes ----
 
     def _take_equal_index(self, rank: int) -> bool:
-        """Counts a rank whose indexes are the same file; False when they are not known to be."""
+        """Counts a rank whose indexes are the same file, or says why it cannot; False when they are not known to be."""
         one, two = self._a.dump.ranks.get(rank), self._b.dump.ranks.get(rank)
         equal = self._all_by_digest(rank) and one is not None and two is not None and one.seal is not None
         if not equal or not isinstance(one, RankIndex) or two is None or one.seal != two.seal:
             return False
-        last = b""
-        for last in one.chunks():
-            if not all_have_digests(last):
-                raise DumpError(f"{one.path}: {_NO_DIGEST}")
-            self._look_for_values(rank, last, one.path)
-        total = one.records
-        if last and self._is_later(parse_lines(last.splitlines()[-1:], one.path)[0].step):
-            total = sum(self._counted(one).values())
-        self._result.count_later(rank, total, partial(self._counted, one))
+        count = partial(_counted, one, self._last_step)
+        try:
+            last = b""
+            for last in one.chunks():
+                if not all_have_digests(last):
+                    raise DumpError(f"{one.path}: {_NO_DIGEST}")
+                self._look_for_values(rank, last, one.path)
+            total = one.records
+            if last and self._is_later(parse_lines(last.splitlines()[-1:], one.path)[0].step):
+                total = sum(count().values())
+        except DumpError as error:
+            self._failures[rank] = str(error)
+        else:
+            self._result.count_later(rank, total, count)
         return True
-
-    def _counted(self, index: RankIndex) -> Counter[tuple[int, str]]:
-        """How many records of each step and tag an index has, as far as they are compared."""
-        counted: Counter[tuple[int, str]] = Counter()
-        for chunk in index.chunks():
-            counted += Counter(
-                {at: count for at, count in count_lines(chunk, index.path).items() if not self._is_later(at[0])}
-            )
-        return counted
 
     def _look_for_values(self, rank: int, lines: bytes, path: Path | None) -> None:
         """Finds the value files that lines of both runs name and that cannot be read."""
@@ -152,24 +143,41 @@ class _Comparer:
 
     # ---- step by step ----
 
-    def _compare_steps(self, ranks: list[int], unequal: list[int]) -> None:
+    def _compare_steps(self, ranks: list[int]) -> None:
         for side in (self._a, self._b):
-            side.start(unequal)
-        order = _Order(self._a.dump, self._b.dump, ranks, unequal)
-        while (step := self._next_step(unequal)) is not None and not self._is_later(step):
-            for rank in unequal:
-                left, right = self._a.take(rank, step), self._b.take(rank, step)
-                lines = b"".join(left.lines)
-                if self._all_by_digest(rank) and lines and left.lines == right.lines and all_have_digests(lines):
-                    for (_, tag), count in count_lines(lines, left.path).items():
-                        self._result.count("same", tag, step, rank, count)
-                    self._look_for_values(rank, lines, left.path)
-                elif left or right:
-                    self._compare_batch(step, rank, left, right, order)
+            ranks = self._without_failures(ranks)
+            for rank in ranks:
+                self._unless_damaged(rank, partial(side.start, rank))
+        ranks = self._without_failures(ranks)
+        order = _Order(self._share)
+        while (step := self._next_step(ranks)) is not None and not self._is_later(step):
+            for rank in ranks:
+                self._unless_damaged(rank, partial(self._compare_step, step, rank, order))
+            ranks = self._without_failures(ranks)
+
+    def _unless_damaged(self, rank: int, compare: Callable[[], None]) -> None:
+        """Does something with a rank; where its index turns out to be damaged, that ends its comparison."""
+        try:
+            compare()
+        except DumpError as error:
+            self._failures[rank] = str(error)
+
+    def _without_failures(self, ranks: list[int]) -> list[int]:
+        return [rank for rank in ranks if rank not in self._failures]
 
     def _next_step(self, ranks: list[int]) -> int | None:
         steps = [side.next_step(rank) for side in (self._a, self._b) for rank in ranks]
         return min((step for step in steps if step is not None), default=None)
+
+    def _compare_step(self, step: int, rank: int, order: _Order) -> None:
+        left, right = self._a.take(rank, step), self._b.take(rank, step)
+        lines = b"".join(left.lines)
+        if self._all_by_digest(rank) and lines and left.lines == right.lines and all_have_digests(lines):
+            for (_, tag), count in count_lines(lines, left.path).items():
+                self._result.count("same", tag, step, rank, count)
+            self._look_for_values(rank, lines, left.path)
+        elif left or right:
+            self._compare_batch(step, rank, left, right, order)
 
     def _compare_batch(self, step: int, rank: int, one: Batch, two: Batch, order: _Order) -> None:
         left, right = one.records, two.records
@@ -181,14 +189,17 @@ class _Comparer:
                 raise DumpError(f"{where}: holds records of another rank")
             if batch.path and any(record.digest is None for record in records):
                 raise DumpError(f"{where}: {_NO_DIGEST}")
-        for key, index_a, index_b in align([record.key for record in left], [record.key for record in right]):
+        aligned = align([record.key for record in left], [record.key for record in right])
+        places: dict[Key, int] = {}
+        for key, index_a, index_b in aligned:
             record_a = None if index_a is None else left[index_a]
             record_b = None if index_b is None else right[index_b]
             entry = self._compare_records(step, rank, record_a, record_b)
             if entry.status == "same":
                 self._result.count("same", key[0], step, rank)
             else:
-                self._result.add(replace(entry, position=order.place(step, key)))
+                places = places or order.places(step, [key for key, _, _ in aligned])
+                self._result.add(replace(entry, position=places[key]))
 
     def _compare_records(self, step: int, rank: int, one: Record | None, two: Record | None) -> Entry:
         def entry(status: Status, problem: str | None = None, difference: ValueDifference | None = None) -> Entry:
@@ -256,83 +267,56 @@ class _Comparer:
         texts = [array[: 4 * _TEXT_SHOWN].tobytes().decode(errors="replace")[:_TEXT_SHOWN] for array in arrays]
         return f"{texts[0]!r} against {texts[1]!r}"
 
-    # ---- steps that only one run finished ----
-
-    def _compare_step_counts(self) -> None:
-        """A step that only one run finished is a difference, also when nothing was recorded in it."""
-        a, b, result = self._a.dump, self._b.dump, self._result
-        if a.steps_finished is None or b.steps_finished is None:
-            return
-        wanted = None if self._last_step is None else self._last_step + 1
-        for dump, finished in ((a, a.steps_finished), (b, b.steps_finished)):
-            if wanted is not None and finished < wanted and dump.complete:
-                result.problems.append(f"{dump.folder}: {finished} of the {wanted} steps that were asked for were run")
-        only_a = a.steps_finished > b.steps_finished
-        if not (b if only_a else a).complete:
-            return  # a problem says so
-        told = result.steps_that_differ()
-        steps = range(*sorted((a.steps_finished, b.steps_finished)))
-        for step in islice(steps, _STEPS_NAMED):
-            if step in told or self._is_later(step):
-                continue  # its records say so already
-            record = Record(END_OF_STEP, step, 0, 0, "", 0, None, "none", (), None, None, None)
-            status: Status = "missing" if only_a else "extra"
-            one, two = (record, None) if only_a else (None, record)
-            result.add(Entry(status, step, 0, LAST_POSITION, one, two))
-        if steps.stop - steps.start > _STEPS_NAMED and self._last_step is None:
-            result.counts["missing" if only_a else "extra"] += steps.stop - steps.start - _STEPS_NAMED
-
-
-def _unlike_algorithms(a: Dump, b: Dump, ranks: list[int]) -> list[str]:
-    """What the two runs digested by different algorithms: one sentence for all, or one for each tag."""
-    one, two = a.digest_algorithm, b.digest_algorithm
-    if one != two:
-        return [f"digests are of different algorithms ({one}, {two}); only values count"] if one and two else []
-    problems: dict[str, None] = {}
-    for rank in ranks:
-        for tag in sorted({*a.digests_of_tags.get(rank, ()), *b.digests_of_tags.get(rank, ())}):
-            of_a, of_b = a.algorithm(rank, tag), b.algorithm(rank, tag)
-            if of_a != of_b:
-                problems[f"{tag}: digests are of different algorithms ({of_a}, {of_b}); only values count"] = None
-    return list(problems)
-
 
 class _Order:
-    """Where entries stand in a step: their order in the lowest rank that has records in it.
+    """Where entries stand in a step: by their order in the rank that leads, the lowest one that has any records.
 
-    What only further ranks have stands where these have it.
-
-    Args:
-        a: One run.
-        b: The other.
-        ranks: All ranks.
-        unequal: Those whose entries are compared.
+    What that rank lacks stands behind what comes before it in its own rank. So no rank but these two matters, and all
+    parts of a comparison have one order.
     """
 
-    def __init__(self, a: Dump, b: Dump, ranks: list[int], unequal: list[int]) -> None:
-        self._sides = (_Side(a), _Side(b))
-        self._ranks = ranks
-        self._unequal = unequal
+    def __init__(self, share: Share) -> None:
+        self._leader = share.leader
+        self._sides = (_Side(share.a), _Side(share.b))
         self._step = -1
-        self._places: dict[Key, int] = {}
-        for side in self._sides:
-            side.start(ranks)
+        self._leading: dict[Key, int] = {}
+        self._started = False
 
-    def place(self, step: int, key: Key) -> int:
-        """The position of a key."""
+    def places(self, step: int, keys: list[Key]) -> dict[Key, int]:
+        """The positions of all keys that a rank has in a step, given in that rank's order."""
         if step != self._step:
-            self._step, self._places = step, dict(self._read(step))
-        return self._places.get(key, len(self._places))
+            self._step, self._leading = step, self._read(step)
+        found: dict[Key, int] = {}
+        place, behind = -1, 0
+        for key in keys:
+            if key in self._leading:
+                place, behind = self._leading[key], 0
+            else:
+                behind += 1
+            found[key] = place * GAP + behind
+        return found
 
-    def _read(self, step: int) -> Iterator[tuple[Key, int]]:
-        keys: list[Key] = []
-        for rank in self._ranks:
-            if keys and rank not in self._unequal:
-                continue
-            left, right = (side.take(rank, step, skip=True) for side in self._sides)
-            for batch in (left, right):
-                keys = [key for key, _, _ in align(keys, [record.key for record in batch.records])]
-        yield from ((key, position) for position, key in enumerate(keys))
+    def _read(self, step: int) -> dict[Key, int]:
+        """The order of the rank that leads; none where it is damaged, which its own comparison says."""
+        try:
+            if not self._started:
+                for side in self._sides:
+                    side.start(self._leader)
+                self._started = True
+            left, right = (side.take(self._leader, step, skip=True).records for side in self._sides)
+        except DumpError:
+            return {}
+        keys = align([record.key for record in left], [record.key for record in right])
+        return {key: position for position, (key, _, _) in enumerate(keys)}
+
+
+def _counted(index: RankIndex, last_step: int | None) -> Counter[tuple[int, str]]:
+    """How many records of each step and tag an index has, up to a step."""
+    counted: Counter[tuple[int, str]] = Counter()
+    for chunk in index.chunks():
+        lines = count_lines(chunk, index.path)
+        counted += Counter({at: n for at, n in lines.items() if last_step is None or at[0] <= last_step})
+    return counted
 
 
 def _described(record: Record, header: Header) -> Record:

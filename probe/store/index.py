@@ -135,7 +135,9 @@ class IndexCursor:
         try:
             with layout.open_plain(self._path) as file:
                 file.seek(self._offset)
-                while self._offset < self._end and (line := file.readline()):
+                while self._offset < self._end:
+                    if not (line := file.readline()):
+                        raise ValueError("it ends early")
                     rest = line.rpartition(_STEP)[2]
                     if rest.startswith(prefix):
                         lines.append(line)

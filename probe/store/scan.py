@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from probe.errors import RecordError
+from probe.errors import DumpError, RecordError
 from probe.store import layout
 from probe.store.index import Batch
 from probe.types import STAGE_OF_TAG, TAGS, Record
@@ -71,11 +71,19 @@ class ScanCursor:
         return self._steps[-1] if self._steps else None
 
     def take(self, step: int, skip: bool = False) -> Batch:
-        """The records of a step, in causal order of their tags. See ``IndexCursor``."""
+        """The records of a step, in causal order of their tags. See ``IndexCursor``.
+
+        Raises:
+            DumpError: A folder cannot be read any more.
+        """
         del skip  # steps are sorted here: nothing can be overlooked
         while self._steps and self._steps[-1] <= step:
             self._steps.pop()
-        records = [record for place in self._source.places.get(step, ()) for record in self._records(place, step)]
+        places = self._source.places.get(step, ())
+        try:
+            records = [record for place in places for record in self._records(place, step)]
+        except OSError as error:  # it was there when the tree was walked
+            raise DumpError(f"{error.filename}: cannot be read ({error.strerror})") from error
         records.sort(key=lambda r: (TAGS.index(r.tag) if r.tag in TAGS else len(TAGS), r.tag, r.micro_step, r.path))
         return Batch([], records)
 

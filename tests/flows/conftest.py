@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,11 @@ from typing import Any
 import pytest
 
 from flows import processes
+from flows.settings import FOLDERS
 from flows.station import MARK
 
+STALE_SECONDS = 40.0
+"""The limit of a station whose parts are killed: above the time between two heartbeats."""
 TRAINER = """
 import os, time, torch
 from probe import Probe
@@ -90,6 +95,49 @@ class Running:
         found = self.post("artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
         return {artifact["key"] or artifact["type"]: artifact for artifact in found}
 
+    def command(self, *arguments: str) -> str:
+        """``python -m flows.station ARGUMENTS``; returns its output."""
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.station", *arguments],
+            cwd=self.project,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def process(self, part: str) -> processes.Noted | None:
+        """The server, worker or keeper; None while it does not run."""
+        found = processes.noted(self.project / f".firstdiff/{part}.pid")
+        return found if found is not None and found.lives else None
+
+    def kill(self, part: str, *numbers: int) -> None:
+        """Sends signals to the server, worker or keeper."""
+        process = self.process(part)
+        assert process is not None
+        for number in numbers:
+            os.kill(process.pid, number)
+            time.sleep(1.0 if number != numbers[-1] else 0.0)  # two at once are one
+        if signal.SIGKILL in numbers:
+            while process.lives:
+                time.sleep(0.02)
+
+    def cancel(self, run: str) -> None:
+        """Asks for a flow run's end, as the page does."""
+        self.post(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+
+    def flow_process(self, run: str) -> int | None:
+        """The process that a flow run is in."""
+        worker = self.process("worker")
+        wanted = f"PREFECT__FLOW_RUN_ID={run}"
+        return next((pid for pid in processes.marked(wanted) if worker and processes.parent(pid) == worker.pid), None)
+
+    def folder(self, run: str) -> Path | None:
+        """The folder of a check."""
+        return next((self.project / "checks").glob(f"*{run[:8]}*"), None)
+
     def profile(self, name: str, mode: str = "same", seconds: float = 0.0) -> str:
         """Writes a profile with a trainer of a few lines; returns its path."""
         script = TRAINER.replace("MODE", repr(mode)).replace("SECONDS", str(seconds))
@@ -138,30 +186,31 @@ def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     server.server_close()
 
 
+@contextmanager
+def serving(root: Path, project: Path, received: list[dict[str, Any]], **variables: str) -> Iterator[Running]:
+    """What ``make serve`` starts on a fresh clone, for a while."""
+    clone_of(root, project)
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHONPATH"))}
+    own[FOLDERS] = str(project)  # that is where tests write their profiles
+    running = Running(project, free_port(), {**own, **variables}, received)
+    try:
+        assert running.command("start", "--port", str(running.port)) == f"http://127.0.0.1:{running.port}\n"
+        yield running
+    finally:
+        running.command("stop")
+        assert processes.marked(f"{MARK}={project / '.firstdiff'}") == []
+        assert not list((project / ".firstdiff").glob("*.pid"))
+
+
 @pytest.fixture(scope="session")
 def station(
     root: Path, tmp_path_factory: pytest.TempPathFactory, receiver: tuple[str, list[dict[str, Any]]]
 ) -> Iterator[Running]:
-    project = clone_of(root, tmp_path_factory.mktemp("clone"))
-    port = free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHONPATH"))}
-    running = Running(project, port, environment, receiver[1])
-    command = [sys.executable, "-m", "flows.station"]
-    done = subprocess.run(
-        [*command, "start", "--port", str(port)],
-        cwd=project,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    try:
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"http://127.0.0.1:{port}\n"
+    with serving(root, tmp_path_factory.mktemp("clone"), receiver[1]) as running:
         automations = subprocess.run(
-            [sys.executable, "-m", "flows.automations", "--port", str(port)],
-            cwd=project,
-            env={**environment, "FIRSTDIFF_NOTIFY_WEBHOOK": receiver[0]},
+            [sys.executable, "-m", "flows.automations", "--port", str(running.port)],
+            cwd=running.project,
+            env={**running.environment, "FIRSTDIFF_NOTIFY_WEBHOOK": receiver[0]},
             capture_output=True,
             text=True,
             check=False,
@@ -170,7 +219,10 @@ def station(
         assert "by webhook: installed" in automations.stdout
         assert "by slack: left out" in automations.stdout
         yield running
-    finally:
-        subprocess.run([*command, "stop"], cwd=project, env=environment, check=True, capture_output=True)
-        assert processes.marked(f"{MARK}={project / '.firstdiff'}") == []
-        assert not list((project / ".firstdiff").glob("*.pid"))
+
+
+@pytest.fixture(scope="module")
+def night(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A station whose parts are killed: no other test's."""
+    with serving(root, tmp_path_factory.mktemp("night"), [], FIRSTDIFF_STALE_SECONDS=str(STALE_SECONDS)) as running:
+        yield running

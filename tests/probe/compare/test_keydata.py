@@ -453,7 +453,7 @@ class TestSteps:
     def test_come_before_places(self, compared: Compared) -> None:
         left = [("prompts", 1), ("loss", 1), ("prompts", 1, {"step": 1}), ("loss", 1, {"step": 1})]
         right = [("prompts", 1), ("loss", 2), ("prompts", 2, {"step": 1}), ("loss", 1, {"step": 1})]
-        assert [entry.order for entry in compared(left, right).entries] == [(0, 1), (1, 0)]
+        assert statuses(compared(left, right)) == [("different", "loss", 0, 0), ("different", "prompts", 1, 0)]
 
     def test_later_ones_may_be_left_out(self, compared: Compared) -> None:
         left = [("loss", step, {"step": step}) for step in range(3)]
