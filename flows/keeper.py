@@ -15,9 +15,9 @@ from flows.stale import StaleRuns
 
 LOOK_SECONDS = 3.0
 """Time between two looks."""
-SHORT_LIFE_SECONDS = 60.0
-"""A part that lives shorter is started again ever later."""
-LONGEST_WAIT_SECONDS = 300.0
+SHORT_LIFE_SECONDS = 15.0
+"""A part that lives shorter did not start, and is started again ever later."""
+LONGEST_WAIT_SECONDS = 60.0
 
 
 class Parts(Protocol):
@@ -51,6 +51,7 @@ class Keeper:
         self._say = say
         self._clock = clock
         self._revived: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
         self._wait: dict[str, float] = {}
 
     def keep(self) -> None:
@@ -62,9 +63,9 @@ class Keeper:
 
     def look(self) -> None:
         """Looks once."""
-        if not self._parts.lives("server"):
+        if not self._lives("server"):
             self._revive("server")
-        has_worker = self._parts.lives("worker")
+        has_worker = self._lives("worker")
         if not self._parts.answers():
             return
         try:
@@ -76,13 +77,19 @@ class Keeper:
         if not has_worker:
             self._revive("worker")
 
+    def _lives(self, name: str) -> bool:
+        if not self._parts.lives(name):
+            return False
+        self._seen[name] = self._clock()
+        return True
+
     def _revive(self, name: str) -> None:
         now = self._clock()
         last = self._revived.get(name)
-        if last is not None and now - last < self._wait[name]:
-            return
-        if last is None or now - last > self._wait[name] + SHORT_LIFE_SECONDS:
+        if last is None or self._seen.get(name, last) - last >= SHORT_LIFE_SECONDS:
             self._wait[name] = LOOK_SECONDS
+        elif now - last < self._wait[name]:
+            return
         else:
             self._wait[name] = min(LONGEST_WAIT_SECONDS, 2 * self._wait[name])
         self._revived[name] = now

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +31,9 @@ HAS_WORKER = "PREFECT__FLOW_RUN_ID"
 """A variable that workers give the processes of their runs."""
 LOOK_SECONDS = 4.0
 """Time between two looks: of the fifteen seconds after which no trainer is left, the trainer may need ten."""
+
+PATIENCE_SECONDS = 20.0
+"""How long a worker that is there may take: one that has lost its server for a while no longer looks (Prefect 3.9)."""
 
 
 @contextmanager
@@ -57,18 +61,20 @@ def outliving_its_worker() -> Iterator[None]:
 
 
 def _look(over: threading.Event, flow_run: UUID, parent: int) -> None:
-    has_worker = HAS_WORKER in os.environ
+    cancelled = None
     while not over.wait(LOOK_SECONDS):
-        if has_worker and os.getppid() == parent:
-            continue
         try:
             with get_client(sync_client=True) as client:
                 run = client.read_flow_run(flow_run)
                 if run.state is None or not (run.state.is_cancelling() or run.state.is_cancelled()):
                     continue
+                cancelled = cancelled or time.monotonic()
+                has_worker = HAS_WORKER in os.environ and os.getppid() == parent
+                if has_worker and time.monotonic() - cancelled < PATIENCE_SECONDS:
+                    continue
                 log.warning("this run was cancelled, and ends")
                 if run.state.is_cancelling():
-                    client.set_flow_run_state(run.id, Cancelled(message="It was cancelled; its worker is gone."))
+                    client.set_flow_run_state(run.id, Cancelled(message="It was cancelled; nobody else ended it."))
         except (PrefectException, httpx.HTTPError, OSError) as error:
             log.debug("nobody says whether this run is cancelled: %s", error)
             continue

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from prefect.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
 )
+from prefect.client.orchestration import get_client
 from prefect.exceptions import PrefectException
 
 from flows.names import artifact_key, profile_label, seed_of
@@ -43,6 +45,8 @@ from probe.report import (
 )
 
 log = logging.getLogger("firstdiff")
+LONGEST_WAIT_SECONDS = 60.0
+"""How long a server that is gone is waited for before the page goes without."""
 MOST_PICTURE = 64_000
 """Bytes of the largest picture that goes into the database."""
 
@@ -108,12 +112,20 @@ def show(
 
 @contextmanager
 def warning(what: str) -> Iterator[None]:
-    """Makes what the server does not take a warning.
+    """Makes what the server does not take a warning. A server that is being started again is waited for.
 
     Args:
         what: What is missing then.
     """
+    _wait_for_server()
     try:
         yield
     except (PrefectException, httpx.HTTPError, OSError) as error:
         log.warning("%s: %s", what, " ".join(f"{type(error).__name__}: {error}".split())[:300])
+
+
+def _wait_for_server() -> None:
+    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+    with get_client(sync_client=True) as client:
+        while client.api_healthcheck() is not None and time.monotonic() < deadline:
+            time.sleep(1.0)

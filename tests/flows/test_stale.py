@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -24,8 +26,14 @@ class Server:
     def ask(self, path: str, content: Any = None) -> Any:
         data = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(f"{self.api}/{path}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                if error.code != 503:  # it is busy with its database, and says so to whoever may ask again
+                    raise
+                time.sleep(0.2)
 
     def run(self, state: str, flow: str = "determinism-check") -> str:
         made = self.ask("flows/", {"name": flow})
@@ -126,4 +134,4 @@ def test_what_dies_at_once_is_started_again_ever_later() -> None:
         now[0] += LOOK_SECONDS
     assert set(parts.started) == {"server"}
     assert len(said) == len(parts.started)
-    assert 3600 / LONGEST_WAIT_SECONDS < len(parts.started) < 3600 / SHORT_LIFE_SECONDS
+    assert 3600 / LONGEST_WAIT_SECONDS <= len(parts.started) < 3600 / SHORT_LIFE_SECONDS
