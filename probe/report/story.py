@@ -85,9 +85,13 @@ def _confirmed(result: CheckResult, document: dict[str, Any]) -> str:
     if result.reproduced is None:
         return "two runs were compared, no second pair" if document["verdict"] == "divergent" else "nothing to confirm"
     if result.reproduced:
-        return "yes: runs c and d differed too"
-    side = f"; they side with {result.sides_with}" if result.sides_with else ""
-    return f"not reproduced: runs c and d agree with each other{side}"
+        said = "yes: runs c and d differed too"
+    else:
+        side = f"; they side with {result.sides_with}" if result.sides_with else ""
+        said = f"not reproduced: runs c and d agree with each other{side}"
+    if document["replay"] is None:
+        return said
+    return f"{said}; replay: {document['replay']['result']}"
 
 
 def _differences(counts: dict[str, Any]) -> str:

@@ -254,3 +254,21 @@ def test_needs_no_network(page_of: Page) -> None:
     assert not any(re.match(r"[a-z]+:|//", link) for link in links if link not in sources)
     assert "url(" not in page
     assert "@import" not in page
+
+
+@pytest.mark.parametrize(
+    ("reproduced", "sides_with", "replay", "said"),
+    [
+        (True, None, None, "yes: runs c and d differed too"),
+        (True, None, {"result": "only across processes"}, "runs c and d differed too; replay: only across processes"),
+        (False, "b", None, "not reproduced: runs c and d agree with each other; they side with b"),
+        (None, None, None, "two runs were compared, no second pair"),
+    ],
+)
+def test_the_story_says_whether_the_cause_is_confirmed(
+    reproduced: bool | None, sides_with: str | None, replay: dict[str, Any] | None, said: str, tmp_path: Path
+) -> None:
+    result = CheckResult("divergent", reproduced=reproduced, sides_with=sides_with, replay=replay)
+    document = verdict_document(result, tmp_path)
+    write_report(result, document, tmp_path)
+    assert said in (tmp_path / "report.html").read_text(encoding="utf-8")
