@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,8 +65,16 @@ class Running:
         request = urllib.request.Request(
             f"{self.api}/{path}", json.dumps(content).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+        for _ in range(20):
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                if error.code != 503:  # a busy database; every client of Prefect asks again
+                    raise
+                error.close()
+                time.sleep(0.5)
+        raise AssertionError(f"{path}: the database stays busy")
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"{self.api}/{path}", timeout=30) as answer:
