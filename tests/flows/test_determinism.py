@@ -17,6 +17,8 @@ import pytest
 
 STEPS = ("1 collect", "2 compare", "3 locate", "4 collect", "5 compare", "6 name")
 
+SLOW = pytest.mark.slow
+
 
 def test_demo_finds_the_planted_module(check: Callable[..., Any], tmp_path: Path, prefect_api: str) -> None:
     out = tmp_path / "demo"
@@ -107,10 +109,10 @@ def test_deterministic_is_identical_without_a_server(firstdiff: Callable[..., An
 @pytest.mark.parametrize(
     ("role", "module", "step", "stage"),
     [
-        ("reference", "model.layers.0.self_attn.q_proj", 0, "reference_compute_log_prob"),
-        pytest.param("reference", "model.norm", 2, "reference_compute_log_prob", marks=pytest.mark.slow),
-        pytest.param("actor", "model.layers.0.self_attn.o_proj", 1, "actor_compute_log_prob", marks=pytest.mark.slow),
-        ("actor", "model.layers.1.mlp.gate_proj", 1, "actor_update"),
+        pytest.param("reference", "model.layers.0.self_attn.q_proj", 0, "reference_compute_log_prob", marks=SLOW),
+        pytest.param("reference", "model.norm", 2, "reference_compute_log_prob", marks=SLOW),
+        pytest.param("actor", "model.layers.0.self_attn.o_proj", 1, "actor_compute_log_prob", marks=SLOW),
+        pytest.param("actor", "model.layers.1.mlp.gate_proj", 1, "actor_update", marks=SLOW),
         ("actor", "model.layers.0.mlp.down_proj", 1, "actor_generate_sequences"),
     ],
 )
@@ -226,9 +228,9 @@ def command_profile(tmp_path: Path) -> Callable[[str], Path]:
     ("mode", "step", "stage", "kind"),
     [
         ("shuffled", 1, None, "data"),
-        pytest.param("rewards", 1, None, "rewards", marks=pytest.mark.slow),
-        ("loss", 1, "actor_update", "loss"),
-        pytest.param("update", 2, "actor_update", "optimizer", marks=pytest.mark.slow),
+        pytest.param("rewards", 1, None, "rewards", marks=SLOW),
+        pytest.param("loss", 1, "actor_update", "loss", marks=SLOW),
+        pytest.param("update", 2, "actor_update", "optimizer", marks=SLOW),
         ("between", 1, "actor_update", "weights"),
     ],
 )

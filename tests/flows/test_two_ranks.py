@@ -89,6 +89,7 @@ def test_the_names_of_a_wrapped_model_are_its_own(check_ranks):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_lora_is_recorded_like_any_model(check_ranks):
     pytest.importorskip("peft", reason="peft is optional; pip install peft")
     document, out = check_ranks("lora", "forward")
