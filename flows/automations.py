@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from flows import settings
+from flows.station import port_of
 from probe.config import read_yaml
-from probe.errors import FirstdiffError, UsageError
+from probe.errors import FirstdiffError, InconclusiveError, UsageError
 
 FOLDER = Path(__file__).resolve().parent.parent / "automations"
 _DEPLOYMENT = "prefect.deployment."
@@ -48,6 +49,16 @@ def install(folder: Path = FOLDER) -> list[str]:
     with get_client(sync_client=True) as client:
         _make_blocks()
         return [_install(client, file) for file in sorted(folder.glob("*.yaml"))]
+
+
+def _installed() -> list[str]:
+    import httpx
+
+    try:
+        return install()
+    except httpx.TransportError as error:
+        address = os.environ["PREFECT_API_URL"]
+        raise InconclusiveError(f"{address}: no server answers ({error}); make serve starts one") from error
 
 
 def _install(client: Any, file: Path) -> str:
@@ -104,12 +115,12 @@ def _blocks() -> Iterator[tuple[str, Any]]:
 def main(arguments: list[str] | None = None) -> int:
     """``python -m flows.automations``."""
     parser = argparse.ArgumentParser(prog="python -m flows.automations", description=__doc__.partition("\n")[0])
-    parser.add_argument("--port", type=int, default=4200, help="the server's port, unless PREFECT_API_URL names one")
+    parser.add_argument("--port", default="4200", help="the server's port, unless PREFECT_API_URL names one")
     asked = parser.parse_args(arguments)
     settings.prepare(verbose=False)
-    os.environ.setdefault("PREFECT_API_URL", f"http://127.0.0.1:{asked.port}/api")
     try:
-        for line in install():
+        os.environ.setdefault("PREFECT_API_URL", f"http://127.0.0.1:{port_of(asked.port)}/api")
+        for line in _installed():
             sys.stdout.write(f"{line}\n")
     except FirstdiffError as error:
         sys.stderr.write(f"firstdiff: {error}\n")

@@ -277,14 +277,23 @@ class Station:
             return False
 
 
+def port_of(text: str) -> int:
+    """A port from what somebody wrote.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise UsageError(f"SERVE_PORT: must be 1 to 65535, not {text!r:.40}")
+    return int(text)
+
+
 def require_free(port: int) -> None:
     """Sees to it that a port is free.
 
     Raises:
-        UsageError: It is not, or is none.
+        UsageError: It is not.
     """
-    if not 1 <= port <= 65535:
-        raise UsageError(f"SERVE_PORT: must be 1 to 65535, not {port}")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -298,14 +307,14 @@ def main(arguments: list[str] | None = None) -> int:
     """``python -m flows.station start`` or ``stop``."""
     parser = argparse.ArgumentParser(prog="python -m flows.station", description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=("start", "stop", "keep"))
-    parser.add_argument("--port", type=int, default=4200)
+    parser.add_argument("--port", default="4200")
     parser.add_argument("--state", type=Path, default=PROJECT / ".firstdiff")
     parser.add_argument("--nightly", default="", help="profiles that are checked every night, with blanks between them")
     asked = parser.parse_args(arguments)
-    station = Station(asked.state, asked.port)
     try:
+        station = Station(asked.state, port_of(asked.port))
         if asked.what == "start":
-            sys.stdout.write(f"{station.start(shlex.split(asked.nightly))}\n")
+            sys.stdout.write(f"{station.start(_names(asked.nightly))}\n")
             return 0
         if asked.what == "keep":
             station.keep()
@@ -313,8 +322,18 @@ def main(arguments: list[str] | None = None) -> int:
     except FirstdiffError as error:
         sys.stderr.write(f"firstdiff: {error}\n")
         return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"firstdiff: {error.filename or asked.state}: {error.strerror or error}\n")
+        return InconclusiveError.exit_code
     sys.stderr.write(f"ended: {', '.join(ended)}\n" if ended else "nothing runs\n")
     return 0
+
+
+def _names(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"NIGHTLY: {text!r:.200}: {str(error).lower()}") from error
 
 
 def _profile(name: str) -> str:

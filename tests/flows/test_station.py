@@ -38,6 +38,31 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(tmp_path: Path, root: P
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize(
+    ("module", "arguments", "words"),
+    [
+        ("station", ["start", "--port", "abc"], ["SERVE_PORT", "abc"]),
+        ("station", ["start", "--port", "99999"], ["SERVE_PORT", "65535"]),
+        ("station", ["start", "--nightly", "a.yaml 'b"], ["NIGHTLY", "no closing quotation"]),
+        ("station", ["start", "--nightly", "nope.yaml"], ["nope.yaml"]),
+        ("automations", ["--port", "abc"], ["SERVE_PORT", "abc"]),
+        ("automations", ["--port", "FREE"], ["no server answers", "make serve"]),
+    ],
+)
+def test_what_is_wrong_with_make_serve_is_one_sentence(
+    module: str, arguments: list[str], words: list[str], root: Path, tmp_path: Path
+) -> None:
+    asked = [str(free_port()) if argument == "FREE" else argument for argument in arguments]
+    state = ["--state", str(tmp_path / "state")] if module == "station" else []
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    command = [sys.executable, "-m", f"flows.{module}", *asked, *state]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == (2 if "FREE" in arguments else 64)
+    assert len(done.stderr.splitlines()) == 1
+    assert all(word in done.stderr for word in words)
+    assert not (tmp_path / "state").exists()
+
+
 def test_stopping_never_ends_a_process_that_got_the_number_of_ours(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
