@@ -217,7 +217,7 @@ def prune(
 @app.command()
 def replay(
     check: Annotated[Path, typer.Argument(help="A check's folder, or a dump folder (msprobe_dump), with a capture.")],
-    times: Annotated[int, typer.Option(min=2, help="How often the module runs in one process.")] = 20,
+    times: Annotated[int, typer.Option(help="How often the module runs in one process, 2 or more.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Run the captured module again, alone: does it differ by itself?

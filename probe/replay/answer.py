@@ -74,14 +74,16 @@ def replay_check(folder: Path, times: int = TIMES, seconds: float = SECONDS, pat
 
     Args:
         folder: A check's folder, or a dump folder.
-        times: Replays in one process.
+        times: Replays in one process, 2 or more.
         seconds: Time for those of one condition.
         patience: How much longer a single one may take before it hangs.
 
     Raises:
-        UsageError: The folder does not exist.
+        UsageError: The folder does not exist, or one replay would have nothing to agree with.
         DumpError: Nothing was captured, or it is damaged, or cannot be run again.
     """
+    if times < 2:
+        raise UsageError(f"--times: must be 2 or more, not {times}")
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder of a check")
     with _capture_of(folder) as (run, dump, captured):
