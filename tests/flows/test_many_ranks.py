@@ -100,7 +100,7 @@ def test_a_check_compares_its_ranks_elsewhere(
     assert done.status == 1, done.stderr
     assert done.document["first"]["rank"] == [2, 5]
     lines = done.stderr.splitlines()
-    known = ("step ", "  training ", "compared ", "first difference", "divergent")
+    known = ("step ", "  training ", "compared ", "first difference", "what to do: ", "divergent")
     assert [line for line in lines if not line.startswith(known)] == []
     names = task_runs(prefect_api, json.loads((out / "check.json").read_text())["flow_run"], RANKS + 8)
     assert {"2 compare key data", *(f"compare ranks {rank}" for rank in range(RANKS))} < set(names)
