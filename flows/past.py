@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import io
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from probe.history.markdown import OVERVIEW, overview, sentences
 from probe.store.packing import is_packed, unpack
 
 _WIDTH = 180
-"""Columns where the output is no terminal."""
+"""Columns of the table at most."""
 COLOURS = {"identical": "green", "equivalent": "green", "divergent": "red", "inconclusive": "yellow"}
 
 
 def show_history(profile: str | None, checks: Path, anew: bool) -> tuple[dict[str, Any], str]:
-    """Shows the history of a folder of checks on stderr.
+    """Shows the history of a folder of checks.
 
     Args:
         profile: A profile's name or path; None for all.
@@ -45,14 +46,16 @@ def show_history(profile: str | None, checks: Path, anew: bool) -> tuple[dict[st
             names = ", ".join(sorted({story.profile for story in told})) or "none at all"
             raise UsageError(f"{profile}: no check of this profile is in {checks}; there are checks of {names}")
         told = own
-    width = None if sys.stderr.isatty() else _WIDTH
-    console = Console(file=sys.stderr, width=width, highlight=False, markup=False, emoji=False)
+    text = io.StringIO()
+    console = Console(file=text, width=_WIDTH, highlight=False, markup=False, emoji=False)
     if told:
         _show_table(console, told)
     for story in told:
         if profile is not None or story.divergent or story.flaky:
             for sentence in sentences(story):
                 console.print(Text(_plain(f"{story.name}: {sentence}")), soft_wrap=True)
+    for line in text.getvalue().splitlines():
+        logging.getLogger("firstdiff").info("%s", line.rstrip())
     return {"format": 1, "profiles": [story.as_dict() for story in told]}, _last_line(told)
 
 
