@@ -56,6 +56,8 @@ class Outcome:
     document: dict[str, Any]
     line: str
     exit_code: int
+    show: Callable[[TextIO], None] | None = None
+    """Shows people what is more than lines of a log."""
 
 
 @app.command()
@@ -180,10 +182,10 @@ def history(
     """Tell since when profiles are divergent, what changed then, and whether it is one cause."""
 
     def work() -> Outcome:
-        from flows.past import show_history
+        from flows.past import history_of
 
-        document, line = show_history(profile, checks, rebuild)
-        return Outcome(document, line, 0)
+        document, show, line = history_of(profile, checks, rebuild)
+        return Outcome(document, line, 0, show)
 
     _run(work, as_json, verbose=False, quiet=False)
 
@@ -314,6 +316,8 @@ def _run(work: Callable[[], Outcome], as_json: bool, verbose: bool, quiet: bool)
     except Exception as error:  # noqa: BLE001  (whatever is left is a defect, and is said in one sentence too)
         raise fail(_internal(error, streams.said_aside()), 70) from error
     end_of_log()
+    if outcome.show is not None:
+        outcome.show(streams.people)
     if as_json:
         streams.results.write(json.dumps(outcome.document, indent=2) + "\n")
     streams.people.write(printable(outcome.line) + "\n")

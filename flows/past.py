@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -17,12 +17,12 @@ from probe.history.markdown import OVERVIEW, overview, sentences
 from probe.store.packing import is_packed, unpack
 
 _WIDTH = 180
-"""Columns of the table at most."""
+"""Columns where the output is no terminal."""
 COLOURS = {"identical": "green", "equivalent": "green", "divergent": "red", "inconclusive": "yellow"}
 
 
-def show_history(profile: str | None, checks: Path, anew: bool) -> tuple[dict[str, Any], str]:
-    """Shows the history of a folder of checks.
+def history_of(profile: str | None, checks: Path, anew: bool) -> tuple[dict[str, Any], Callable[[TextIO], None], str]:
+    """The history of a folder of checks.
 
     Args:
         profile: A profile's name or path; None for all.
@@ -30,7 +30,7 @@ def show_history(profile: str | None, checks: Path, anew: bool) -> tuple[dict[st
         anew: Whether the index is made again from the checks' folders.
 
     Returns:
-        The same for programs, and the last line.
+        What there is for programs, what shows people the same on a stream, and the last line.
 
     Raises:
         UsageError: There is no such folder, or no check of that profile.
@@ -46,17 +46,20 @@ def show_history(profile: str | None, checks: Path, anew: bool) -> tuple[dict[st
             names = ", ".join(sorted({story.profile for story in told})) or "none at all"
             raise UsageError(f"{profile}: no check of this profile is in {checks}; there are checks of {names}")
         told = own
-    text = io.StringIO()
-    console = Console(file=text, width=_WIDTH, highlight=False, markup=False, emoji=False)
+    document = {"format": 1, "profiles": [story.as_dict() for story in told]}
+    return document, partial(_show, told, profile is not None), _last_line(told)
+
+
+def _show(told: list[Story], whole: bool, stream: TextIO) -> None:
+    """Shows some histories; of those that are fine, only with ``whole`` more than the table's row."""
+    width = None if stream.isatty() else _WIDTH
+    console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
     if told:
         _show_table(console, told)
     for story in told:
-        if profile is not None or story.divergent or story.flaky:
+        if whole or story.divergent or story.flaky:
             for sentence in sentences(story):
                 console.print(Text(_plain(f"{story.name}: {sentence}")), soft_wrap=True)
-    for line in text.getvalue().splitlines():
-        logging.getLogger("firstdiff").info("%s", line.rstrip())
-    return {"format": 1, "profiles": [story.as_dict() for story in told]}, _last_line(told)
 
 
 def unpack_dump(dump: Path, target: Path) -> dict[str, Any]:

@@ -86,6 +86,8 @@ def test_a_check_enters_the_history_compressed_and_is_pruned(
     (known,) = story["checks"]
     assert (done.status, story["profile"], known["verdict"]) == (0, "mine", "identical")
     assert known["revision"]["commit"] == commit and known["revision"]["dirty"] is False
+    heading, row, *_ = done.stderr.splitlines()
+    assert heading.split()[0] == "Profile" and row.split()[0] == "mine" and "identical" in row
     assert known["peak_bytes"] > 0 and known["cost"]["trainer_steps"] == 4
 
     pruned = firstdiff("prune", "--checks", project.checks, "--max-checks", "0", "--json")
