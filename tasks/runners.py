@@ -9,10 +9,10 @@ from typing import Any
 from prefect import Task
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner
 
-from probe.compare import KeyDataComparison, Place, chosen_place, compare_key_data, merge_parts, place_for, split
+from probe.compare import KeyDataComparison, Place, chosen_place, compare_key_data, place_for
 from probe.compare.parts import Share
 from probe.compare.place import VARIABLE
-from probe.compare.processes import end_with_parent, killed_on_error, parts_of, result_of
+from probe.compare.processes import compare_in_parts, end_with_parent, killed_on_error, result_of
 from probe.errors import UsageError
 from probe.privacy import SWITCHES
 from probe.store.reader import Dump
@@ -47,15 +47,14 @@ def compare_mapped(task: Task[Any, bytes], a: Dump, b: Dump, last_step: int | No
     place = place_for(a, b)
     if place.kind == "here":
         return compare_key_data(a, b, last_step)
-    shares = split(a, b, last_step, place.parts)
 
-    def submitted() -> Iterator[bytes | None]:
+    def submitted(shares: list[Share]) -> Iterator[bytes | None]:
         with _runner(place, len(shares)) as runner, killed_on_error():
             futures = [runner.submit(task, {"share": s.to_bytes(), "ranks": _name(s)}) for s in shares]
             for future in futures:
                 yield result_of(lambda future=future: future.result(timeout=SILENCE_SECONDS))  # type: ignore[misc]
 
-    return merge_parts(a, b, last_step, parts_of(shares, submitted))
+    return compare_in_parts(a, b, last_step, place.parts, submitted)
 
 
 def _runner(place: Place, parts: int) -> TaskRunner[Any]:

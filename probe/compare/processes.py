@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import wait
 
 from probe.compare.entries import KeyDataComparison
@@ -33,9 +34,8 @@ def compare_on_this_machine(a: Dump, b: Dump, last_step: int | None = None) -> K
     if place.kind == "here":
         return compare_key_data(a, b, last_step)
     place = Place("processes", workers=place.workers)
-    shares = split(a, b, last_step, place.parts)
 
-    def submitted() -> Iterator[bytes | None]:
+    def submitted(shares: list[Share]) -> Iterator[bytes | None]:
         spawn = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(min(place.processes, len(shares)), spawn, end_with_parent)
         with pool, killed_on_error():
@@ -43,7 +43,25 @@ def compare_on_this_machine(a: Dump, b: Dump, last_step: int | None = None) -> K
             for future in futures:
                 yield result_of(future.result)
 
-    return merge_parts(a, b, last_step, parts_of(shares, submitted))
+    return compare_in_parts(a, b, last_step, place.parts, submitted)
+
+
+def compare_in_parts(
+    a: Dump, b: Dump, last_step: int | None, parts: int, elsewhere: Callable[[list[Share]], Iterator[bytes | None]]
+) -> KeyDataComparison:
+    """Compares every entry that either dump has, in parts that others compare.
+
+    What cannot be had from them is compared here: no comparison is lost by that.
+
+    Args:
+        a: One run.
+        b: The other.
+        last_step: Entries of later steps are left out; None takes all.
+        parts: In how many.
+        elsewhere: Gives the result of each share in order, None for what was lost.
+    """
+    shares = split(a, b, last_step, parts)
+    return merge_parts(a, b, last_step, parts_of(shares, partial(elsewhere, shares)))
 
 
 def compare_bytes(share: bytes) -> bytes:
@@ -52,11 +70,11 @@ def compare_bytes(share: bytes) -> bytes:
 
 
 def parts_of(shares: list[Share], elsewhere: Callable[[], Iterator[bytes | None]]) -> list[Part]:
-    """The parts of all shares. What could not be had elsewhere is compared here: no comparison is lost by that.
+    """The parts of all shares.
 
     Args:
         shares: What is compared.
-        elsewhere: Gives the result of each share in order, None for what was lost.
+        elsewhere: Gives the result of each share in order, None for what was lost: that is compared here.
     """
     found: list[bytes | None] = []
     try:

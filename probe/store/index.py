@@ -90,17 +90,14 @@ class RankIndex:
             DumpError: It cannot be read any more.
         """
         rest = b""
-        try:
-            with layout.open_plain(self.path) as file:
-                while piece := file.read(CHUNK):
-                    whole, newline, rest_of_piece = piece.rpartition(b"\n")
-                    if not newline:
-                        rest += piece
-                        continue
-                    yield rest + whole + newline
-                    rest = rest_of_piece
-        except OSError as error:
-            raise DumpError(f"{self.path}: cannot be read ({error.strerror})") from error
+        with layout.reading(self.path) as file:
+            while piece := file.read(CHUNK):
+                whole, newline, rest_of_piece = piece.rpartition(b"\n")
+                if not newline:
+                    rest += piece
+                    continue
+                yield rest + whole + newline
+                rest = rest_of_piece
 
 
 class IndexCursor:

@@ -24,6 +24,8 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -94,6 +96,20 @@ def open_plain(path: Path | str) -> BinaryIO:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[BinaryIO]:
+    """Opens such a file; whatever goes wrong until it is closed is said of it.
+
+    Raises:
+        DumpError: It is no plain file, or cannot be read.
+    """
+    try:
+        with open_plain(path) as file:
+            yield file
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def read_json(path: Path, longest: int = _LONGEST_JSON) -> Any:

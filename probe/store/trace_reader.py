@@ -61,11 +61,8 @@ class TraceFile:
         Raises:
             DumpError: It cannot be opened any more.
         """
-        try:
-            with layout.open_plain(self.path) as file:
-                return file.seek(0, os.SEEK_END)
-        except OSError as error:
-            raise DumpError(f"{self.path}: cannot be read ({error.strerror})") from error
+        with layout.reading(self.path) as file:
+            return file.seek(0, os.SEEK_END)
 
     def lines_before(self, offset: int) -> Iterator[bytes]:
         """Whole lines, without their ends, from a place backward to the file's start.
@@ -76,26 +73,23 @@ class TraceFile:
         Raises:
             DumpError: The file cannot be read any more.
         """
-        try:
-            with layout.open_plain(self.path) as file:
-                rest = b""
-                while offset > 0:
-                    start = max(0, offset - CHUNK)
-                    file.seek(start)
-                    piece = file.read(offset - start) + rest
-                    if len(piece) > LONGEST_LINE + CHUNK and b"\n" not in piece[:CHUNK]:
-                        raise DumpError(f"{self.path}: a line is longer than any event")
-                    head, newline, tail = piece.partition(b"\n")
-                    if start == 0:
-                        head, newline, tail = b"", b"\n", piece
-                    if newline:
-                        yield from reversed(tail.splitlines())
-                        rest = head + b"\n" if start else b""
-                    else:
-                        rest = piece
-                    offset = start
-        except OSError as error:
-            raise DumpError(f"{self.path}: cannot be read ({error.strerror})") from error
+        with layout.reading(self.path) as file:
+            rest = b""
+            while offset > 0:
+                start = max(0, offset - CHUNK)
+                file.seek(start)
+                piece = file.read(offset - start) + rest
+                if len(piece) > LONGEST_LINE + CHUNK and b"\n" not in piece[:CHUNK]:
+                    raise DumpError(f"{self.path}: a line is longer than any event")
+                head, newline, tail = piece.partition(b"\n")
+                if start == 0:
+                    head, newline, tail = b"", b"\n", piece
+                if newline:
+                    yield from reversed(tail.splitlines())
+                    rest = head + b"\n" if start else b""
+                else:
+                    rest = piece
+                offset = start
 
     def lines_from(self, offset: int) -> Iterator[bytes]:
         """Whole lines, with their ends, from a place forward to the file's end.
@@ -106,15 +100,12 @@ class TraceFile:
         Raises:
             DumpError: The file cannot be read any more.
         """
-        try:
-            with layout.open_plain(self.path) as file:
-                file.seek(offset)
-                while line := file.readline(LONGEST_LINE):
-                    if not line.endswith(b"\n"):
-                        return  # what a killed run left of its last line
-                    yield line
-        except OSError as error:
-            raise DumpError(f"{self.path}: cannot be read ({error.strerror})") from error
+        with layout.reading(self.path) as file:
+            file.seek(offset)
+            while line := file.readline(LONGEST_LINE):
+                if not line.endswith(b"\n"):
+                    return  # what a killed run left of its last line
+                yield line
 
     def stages_of(self, step: int) -> list[str]:
         """The stages of a step in the order in which they were first entered.
