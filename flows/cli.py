@@ -23,7 +23,7 @@ import typer
 
 from flows import settings
 from flows.terminal import PrintableFormatter, Streams, printable
-from probe.errors import FirstdiffError, UsageError
+from probe.errors import FirstdiffError, UsageError, is_interruption
 from probe.types import EXIT_CODES
 
 if TYPE_CHECKING:
@@ -314,6 +314,8 @@ def _run(work: Callable[[], Outcome], as_json: bool, verbose: bool, quiet: bool)
     except OSError as error:  # a full disk, a folder that vanished: the machine's doing, not a defect
         raise fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 2) from error
     except Exception as error:  # noqa: BLE001  (whatever is left is a defect, and is said in one sentence too)
+        if is_interruption(error):  # Prefect raises errors of its own when it is interrupted at some moments
+            raise fail("interrupted", 130) from error
         raise fail(_internal(error, streams.said_aside()), 70) from error
     end_of_log()
     if outcome.show is not None:

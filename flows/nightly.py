@@ -20,9 +20,10 @@ from flows.determinism import determinism_check
 from flows.names import now
 from flows.orphaned import outliving_its_worker
 from flows.page import warning
+from flows.permissions import require_allowed
 from flows.states import BY_SEVERITY, document_of, state_of_error, verdict_state
-from probe.config import override_lines, parse_request
-from probe.config.request import Lines, OptionalNumber
+from probe.config import Request, override_lines, parse_request
+from probe.config.request import SOURCE, Lines, OptionalNumber
 from probe.errors import ConfigError, FirstdiffError, InconclusiveError, UsageError
 from probe.history import past_checks, stories, summary_markdown
 from probe.report import last_line
@@ -82,7 +83,7 @@ def nightly(
     try:
         matrix = list(_matrix(profiles, seeds, nproc_per_node, settings, override_lines(overrides)))
         for parameters in matrix:
-            parse_request({**parameters, "time_limit": time_limit})
+            _require_allowed(parse_request({**parameters, "time_limit": time_limit}))
     except UsageError as error:
         return state_of_error(error)
     with outliving_its_worker():
@@ -96,6 +97,19 @@ def nightly(
         create_table_artifact(rows, "nightly-checks", f"Checks of {now()}")
     show_history()
     return verdict_state(verdict, sentence, rows, BadNight(rows, sentence))
+
+
+def _require_allowed(request: Request) -> None:
+    """Refuses a whole night for its own parameters; what is wrong with one profile, that profile's check says.
+
+    Raises:
+        ConfigError: A parameter asks for what the worker's owner does not allow.
+    """
+    try:
+        require_allowed(request)
+    except UsageError as error:
+        if isinstance(error, ConfigError) and error.source == SOURCE and error.key != "profile":
+            raise
 
 
 def show_history(checks: Path = Path("checks")) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from probe.errors import is_interruption
 from probe.launch import abandoned_checks, check_folder, claimed, forget_results, taken_from_the_dead
 from probe.report import CheckResult, verdict_document, write_verdict
 
@@ -39,7 +40,8 @@ def open_check(profile: str, out: str | None, flow_run: str | None = None) -> It
         try:
             yield folder
         except Exception as error:
-            _leave_verdict(folder, f"{ENDED}: {' '.join(str(error).split()) or type(error).__name__}")
+            why = "" if is_interruption(error) else f": {' '.join(str(error).split()) or type(error).__name__}"
+            _leave_verdict(folder, f"{ENDED}{why}")
             raise
         except BaseException:
             _leave_verdict(folder, ENDED)

@@ -107,3 +107,16 @@ class DamagedHistoryError(HistoryError):
 
 class InternalError(FirstdiffError):
     """A defect of Firstdiff."""
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether an error is an interruption, or came up while one was dealt with.
+
+    Example:
+        >>> is_interruption(KeyboardInterrupt()), is_interruption(ValueError())
+        (True, False)
+    """
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        seen = seen.__cause__ or seen.__context__
+    return seen is not None

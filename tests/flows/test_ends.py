@@ -155,7 +155,7 @@ def test_a_check_that_is_told_to_end_ends_whole_in_every_step(start: Callable[..
 def test_a_check_that_is_killed_in_any_step_goes_on_from_its_whole_runs(
     start: Callable[..., Started], prefect_api: str, step: int
 ) -> None:
-    check = start("demo", "--set", "check.steps=3")
+    check = start("demo", "--set", "check.steps=3", "--set", "check.compress=false")
     wait_for(begun(check.out, step))
     check.end(signal.SIGKILL)
     notes = {run: check.out / run / "finished.json" for run in "abcd"}

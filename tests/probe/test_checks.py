@@ -109,6 +109,16 @@ def test_an_error_is_the_verdict_unless_there_is_one():
     assert verdict(folder)["verdict"] == "identical"
 
 
+def test_an_error_that_an_interruption_ran_into_is_an_interruption():
+    """Prefect raises a ValueError of its own when it is interrupted at some moments."""
+    with pytest.raises(ValueError), open_check("demo", None) as folder:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise ValueError("Task run is not set")  # noqa: B904  (so does Prefect)
+    assert (verdict(folder)["verdict"], verdict(folder)["error"]) == ("inconclusive", ENDED)
+
+
 KILLED = """
 import os, sys
 from probe.checks import open_check
