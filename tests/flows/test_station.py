@@ -226,6 +226,7 @@ def test_a_killed_check_is_tried_again_and_ends(station: Any) -> None:
         os.kill(child, 9)
     station.when(run, lambda found: found["run_count"] > 1)
     assert (ended := station.ended(run))["state_name"] == "Identical", ended["state"]
+    assert ended["run_count"] == 2, "one crash is tried again once"
     assert len(list((station.project / "checks").glob("slow-*"))) == len(started) == 1
 
 
