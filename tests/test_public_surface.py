@@ -36,7 +36,7 @@ BELOW = {
     "disk": {"history", "launch", "config", "store", "types", "errors", "keys"},
     "trainer": {"collect", "config", "types", "errors", "privacy"},
     "comparison": {"report", "locate", "compare", "store", "types", "errors"},
-    "checks": {"launch", "report"},
+    "checks": {"launch", "report", "errors"},
     "doctor": {"collect"},
     "bench": {"collect", "trainer", "launch", "locate", "compare", "config", "store", "types", "errors"},
 }
