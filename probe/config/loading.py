@@ -197,7 +197,7 @@ def _read_mapping(path: Path, key: str = "") -> dict[str, Any]:
         mark = error.problem_mark
         where = f"line {mark.line + 1}" if mark else ""
         raise ConfigError(str(path), where, f"not valid YAML ({error.problem})") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that there is not, endless digits, brackets
         raise ConfigError(str(path), "", f"not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(raw, dict):
         raise ConfigError(str(path), key, f"must be a mapping of sections, not {type(raw).__name__}")
@@ -256,7 +256,7 @@ def read_override(override: str) -> tuple[str, Any]:
         raise ConfigError("--set", override, "must be dotted.key=value")
     try:
         return key.strip(), yaml.load(text, Loader=_Loader)  # noqa: S506  (_Loader is a SafeLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         shown = "what follows" if is_secret(key.rpartition(".")[2]) else repr(text)
         raise ConfigError("--set", key, f"{shown} is not a YAML value") from error
 

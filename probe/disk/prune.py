@@ -31,6 +31,10 @@ log = logging.getLogger("firstdiff")
 _REMOVING = re.compile(r"\.removing-[0-9a-f]{8}-.+")
 
 
+_MOST = {"days": 1_000_000, "checks": 10**12, "bytes": 10**24}
+"""Largest limits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Doomed:
     """A check's folder that is removed, or that stays and why.
@@ -115,10 +119,13 @@ def prune(
         now: The time; None for now.
 
     Raises:
-        UsageError: There is no such folder, or nothing says what is to go.
+        UsageError: There is no such folder, nothing says what is to go, or a limit is negative.
     """
     if older_than is None and max_checks is None and max_bytes is None:
         raise UsageError("say which checks may go, with --older-than, --max-checks or --max-bytes")
+    for name, limit in (("days", older_than), ("checks", max_checks), ("bytes", max_bytes)):
+        if limit is not None and not 0 <= limit <= _MOST[name]:
+            raise UsageError(f"a limit of {limit:g} {name}: must be from 0 to {_MOST[name]:g}")
     if not checks.is_dir():
         raise UsageError(f"{checks}: no such folder of checks; name it with --checks")
     time = now or datetime.now(timezone.utc)

@@ -149,3 +149,11 @@ def test_sizes() -> None:
     for text in ("", "many", "-1", "1X", "1e3"):
         with pytest.raises(UsageError, match="size"):
             parse_size(text)
+
+
+@pytest.mark.parametrize("limits", [{"older_than": -1}, {"older_than": 1e308}, {"max_checks": -5}, {"max_bytes": -1}])
+def test_a_limit_that_cannot_be_removes_nothing(tmp_path: Path, limits: dict[str, float]) -> None:
+    (tmp_path / "one").mkdir()
+    with pytest.raises(UsageError, match="must be from 0"):
+        prune(tmp_path, **limits)
+    assert (tmp_path / "one").is_dir()
