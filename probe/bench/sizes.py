@@ -189,6 +189,8 @@ class TraceSize:
 
     widths: tuple[int, ...] = (64, 512, 1024)
     """Hidden sizes; the MLP is twice as wide, attention has a head for each 64 (at least two)."""
+    dumps: tuple[str, ...] = ("l0_statistics", "l0_md5", "mix_md5")
+    """msprobe's dumps beside the trace: names in ``probe.bench.tracing.DUMPS``."""
     layers: int = 4
     vocabulary: int = 1024
     sequences: int = 8
@@ -215,7 +217,7 @@ class TraceSize:
 
     def to_dict(self) -> dict[str, Any]:
         """For the document."""
-        return {**asdict(self), "widths": list(self.widths)}
+        return {**asdict(self), "widths": list(self.widths), "dumps": list(self.dumps)}
 
     def to_json(self) -> str:
         """For a child process."""

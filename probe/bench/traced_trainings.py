@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ def _measure(size: TraceSize, width: int, recorder: str, folder: Path) -> dict[s
 
 
 def _where(dump: Path, steps: int, extra_seconds: float) -> dict[str, Any]:
-    """What tracing does in a step: events, bytes that it hashes, the seconds that hashing alone takes, and all extra."""
+    """What tracing does in a step: events, bytes that it hashes, seconds that hashing takes, and all extra ones."""
     events, hashed = 0, 0
     with (dump / layout.TRACE / "rank0.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
@@ -128,5 +128,5 @@ if __name__ == "__main__":
     given, width, recorder, result = sys.argv[1:5]
     document = json.loads(given)
     whole = RecordingSize(**document.pop("whole"))
-    wanted = TraceSize(**{**document, "widths": tuple(document["widths"])}, whole=whole)
+    wanted = TraceSize(**document, whole=whole)
     leave_result(result, _measure(wanted, int(width), recorder, Path(result).parent))

@@ -35,10 +35,10 @@ def measure_tracing(size: TraceSize, scratch: Path) -> dict[str, Any]:
 
     Returns:
         ``contenders`` with seconds for all steps of a round, each as ``WIDTH/RECORDER`` beside the untraced steps of
-        the same process, ``WIDTH/RECORDER/off``; for each width ``trace_over_off_WIDTH``, the same for each of msprobe's
-        dumps (None without msprobe), and ``dump_extra_over_trace_extra_WIDTH``: what the cheapest of them adds to a
-        step by what tracing adds; ``trace_over_off_generation`` of a whole GRPO step; ``where``: what tracing does in
-        a step, and how much of its extra time is hashing.
+        the same process, ``WIDTH/RECORDER/off``; for each width ``trace_over_off_WIDTH``, the same for each
+        of msprobe's dumps (None without msprobe), and ``dump_extra_over_trace_extra_WIDTH``: what the cheapest of them
+        adds to a step by what tracing adds; ``trace_over_off_generation`` of a whole GRPO step; ``where``: what tracing
+        does in a step, and how much of its extra time is hashing.
 
     Raises:
         InconclusiveError: A process that measures failed.
@@ -62,7 +62,7 @@ def measure_tracing(size: TraceSize, scratch: Path) -> dict[str, Any]:
 
     for width in size.widths:
         traced = measure(str(width), width, TRACE)
-        dumped = {name: None if msprobe_missing() else measure(str(width), width, name) for name in DUMPS}
+        dumped = {name: None if msprobe_missing() else measure(str(width), width, name) for name in size.dumps}
         found |= {f"{TRACE}_over_{OFF}_{width}": traced}
         found |= {f"{name}_over_{OFF}_{width}": value for name, value in dumped.items()}
         found[f"dump_extra_over_trace_extra_{width}"] = extra_over_extra(traced, dumped)

@@ -33,6 +33,7 @@ TINY = Sizes(
     LocateSize(ranks=2, events=4000, steps=2, rounds=2),
     TraceSize(
         widths=(64,),
+        dumps=("mix_md5",),
         layers=1,
         vocabulary=32,
         sequences=2,

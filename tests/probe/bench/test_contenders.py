@@ -14,9 +14,9 @@ import pytest
 from probe.bench.byte_contenders import ours, plain_reading
 from probe.bench.byte_files import write_single_save_tree
 from probe.bench.digests import write_digests
-from probe.bench.recording import training
-from probe.bench.sizes import BytesSize, DigestsSize, RecordingSize, LocateSize
 from probe.bench.locating import faulty_event, measure_locating, write_differing_traces
+from probe.bench.recording import training
+from probe.bench.sizes import BytesSize, DigestsSize, LocateSize, RecordingSize
 from probe.compare import compare_traces
 from probe.errors import InternalError
 from probe.store.reader import read_dump
