@@ -63,7 +63,7 @@ def training(size: RecordingSize) -> TrainerRunConfig:
     return TrainerRunConfig(
         model=ModelConfig(config=dict(qwen2(size.layers, size.hidden))),
         megatron_training=MegatronTraining(train_iters=size.steps, global_batch_size=size.prompts),
-        actor_config=ActorConfig(micro_batch_size=8),
+        actor_config=ActorConfig(micro_batch_size=size.micro_batch),
         rl_config=RLConfig(n_samples_per_prompt=size.samples),
         generate_config=GenerateConfig(sampling_config=SamplingConfig(max_tokens=size.response_tokens)),
     )

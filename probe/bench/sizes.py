@@ -48,6 +48,8 @@ class RecordingSize:
     """Responses per prompt."""
     response_tokens: int = 28
     """Longest response; with the four tokens of a prompt a sequence has 32."""
+    micro_batch: int = 8
+    """Responses that a forward pass gets, outside of the generation."""
     steps: int = 3
     """Training steps that a contender takes in a round."""
     rounds: int = 6
@@ -199,8 +201,8 @@ class TraceSize:
     steps: int = 2
     """Steps that a contender takes in a round."""
     rounds: int = 4
-    whole: RecordingSize = field(default_factory=lambda: RecordingSize(samples=8, steps=1))
-    """The GRPO steps, generation included."""
+    whole: RecordingSize = field(default_factory=lambda: RecordingSize(samples=8, micro_batch=64, steps=1))
+    """The GRPO steps, generation included: 64 responses of 32 tokens, which is as many tokens as the updates have."""
 
     def model(self, width: int) -> dict[str, int]:
         """Keys of ``Qwen2Config``.
