@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from probe.bench.processes import run_child
 from probe.bench.rounds import described, ratio
-from probe.bench.sizes import RecordingSize
+from probe.bench.sizes import RecordingSize, qwen2
 
 if TYPE_CHECKING:
     from probe.config import TrainerRunConfig
@@ -60,18 +60,10 @@ def training(size: RecordingSize) -> TrainerRunConfig:
         TrainerRunConfig,
     )
 
-    heads = max(2, size.hidden // 64)
-    model = {
-        "hidden_size": size.hidden,
-        "intermediate_size": 2 * size.hidden,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": max(1, heads // 2),
-    }
     return TrainerRunConfig(
-        model=ModelConfig(config=model),
+        model=ModelConfig(config=dict(qwen2(size.layers, size.hidden))),
         megatron_training=MegatronTraining(train_iters=size.steps, global_batch_size=size.prompts),
-        actor_config=ActorConfig(micro_batch_size=8),
+        actor_config=ActorConfig(micro_batch_size=size.micro_batch),
         rl_config=RLConfig(n_samples_per_prompt=size.samples),
         generate_config=GenerateConfig(sampling_config=SamplingConfig(max_tokens=size.response_tokens)),
     )

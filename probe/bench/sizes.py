@@ -9,6 +9,27 @@ from typing import Any
 _MIB = 1 << 20
 
 
+def qwen2(layers: int, hidden: int) -> dict[str, int]:
+    """Keys of transformers' ``Qwen2Config`` for a width: the MLP is twice as wide, a head for each 64, two at least.
+
+    Args:
+        layers: Decoder layers.
+        hidden: Hidden size.
+
+    Example:
+        >>> qwen2(4, 512)["intermediate_size"]
+        1024
+    """
+    heads = max(2, hidden // 64)
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(1, heads // 2),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class RecordingSize:
     """A GRPO training with a small Qwen2.
@@ -27,6 +48,8 @@ class RecordingSize:
     """Responses per prompt."""
     response_tokens: int = 28
     """Longest response; with the four tokens of a prompt a sequence has 32."""
+    micro_batch: int = 8
+    """Responses that a forward pass gets, outside of the generation."""
     steps: int = 3
     """Training steps that a contender takes in a round."""
     rounds: int = 6
@@ -158,11 +181,57 @@ class DeviceDigestSize:
 
 
 @dataclass(frozen=True, slots=True)
-class TracesSize:
+class TraceSize:
+    """Optimizer steps on small Qwen2s of several widths, and whole GRPO steps.
+
+    Example:
+        >>> TraceSize(widths=(64,)).model(64)["num_attention_heads"]
+        2
+    """
+
+    widths: tuple[int, ...] = (64, 512, 1024)
+    """Hidden sizes; the MLP is twice as wide, attention has a head for each 64 (at least two)."""
+    dumps: tuple[str, ...] = ("l0_statistics", "l0_md5", "mix_md5")
+    """msprobe's dumps beside the trace: names in ``probe.bench.tracing.DUMPS``."""
+    layers: int = 4
+    vocabulary: int = 1024
+    sequences: int = 8
+    tokens: int = 256
+    """Tokens of a sequence."""
+    steps: int = 2
+    """Steps that a contender takes in a round."""
+    rounds: int = 4
+    whole: RecordingSize = field(default_factory=lambda: RecordingSize(samples=8, micro_batch=64, steps=1))
+    """The GRPO steps, generation included: 64 responses of 32 tokens, which is as many tokens as the updates have."""
+
+    def model(self, width: int) -> dict[str, int]:
+        """Keys of ``Qwen2Config``.
+
+        Args:
+            width: The hidden size.
+        """
+        return {"vocab_size": self.vocabulary, **qwen2(self.layers, width)}
+
+    @property
+    def disk_bytes(self) -> int:
+        """Most that lies on the disk at once."""
+        return (self.rounds + 1) * self.steps * self.layers * 8 * _MIB + self.whole.disk_bytes + 64 * _MIB
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the document."""
+        return {**asdict(self), "widths": list(self.widths), "dumps": list(self.dumps)}
+
+    def to_json(self) -> str:
+        """For a child process."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class LocateSize:
     """Two dumps with traces that differ from the middle on, in each rank.
 
     Example:
-        >>> TracesSize().total
+        >>> LocateSize().total
         8000000
     """
 
@@ -201,7 +270,8 @@ class Sizes:
     bytes: BytesSize = field(default_factory=BytesSize)
     digests: DigestsSize = field(default_factory=DigestsSize)
     device_digest: DeviceDigestSize = field(default_factory=DeviceDigestSize)
-    traces: TracesSize = field(default_factory=TracesSize)
+    locate: LocateSize = field(default_factory=LocateSize)
+    trace: TraceSize = field(default_factory=TraceSize)
     overhead: OverheadSize = field(default_factory=OverheadSize)
 
 

@@ -13,15 +13,16 @@ from probe.bench import sizes
 from probe.bench.byte_files import measure_bytes
 from probe.bench.device_digest import measure_device_digest
 from probe.bench.digests import measure_digests
+from probe.bench.locating import measure_locating
 from probe.bench.overhead import measure_overhead
 from probe.bench.processes import require_room, scratch_folder
 from probe.bench.recording import measure_recording
-from probe.bench.traces import measure_traces
+from probe.bench.tracing import measure_tracing
 from probe.errors import UsageError
 
 log = logging.getLogger("firstdiff")
 
-NAMES = ("recording", "bytes", "digests", "device-digest", "traces", "overhead")
+NAMES = ("recording", "bytes", "digests", "device-digest", "trace", "locate", "overhead")
 """What ``firstdiff bench`` takes."""
 
 
@@ -92,8 +93,41 @@ NUMBERS = (
         "the digest on the device takes {} times as long as copying to the host and digesting there",
         missing="there is no device",
     ),
-    Number("traces", "seconds", "the first traced event that differs is found in {} s", at_most=60),
-    Number("traces", "trace_memory_mb", "finding it needs {} MB of memory", at_most=1000),
+    *(
+        Number(
+            "trace",
+            f"trace_over_off_{width}",
+            f"at hidden size {width}, a traced training step takes {{}} times an untraced one",
+            at_most=limit,
+        )
+        for width, limit in ((64, 1.5), (512, 1.15), (1024, None))
+    ),
+    *(
+        Number(
+            "trace",
+            f"{dump}_over_off_{width}",
+            f"at hidden size {width}, one dumped by msprobe as {says} takes {{}} times",
+        )
+        for width in (64, 512, 1024)
+        for dump, says in (("l0_statistics", "L0 statistics"), ("l0_md5", "L0 md5"), ("mix_md5", "mix md5"))
+    ),
+    *(
+        Number(
+            "trace",
+            f"dump_extra_over_trace_extra_{width}",
+            f"at hidden size {width}, the cheapest of these adds {{}} times what the trace adds",
+            at_least=3,
+        )
+        for width in (64, 512, 1024)
+    ),
+    Number(
+        "trace",
+        "trace_over_off_generation",
+        "a traced GRPO step at hidden size 512, generation included, takes {} times an untraced one",
+        at_most=1.2,
+    ),
+    Number("locate", "seconds", "the first traced event that differs is found in {} s", at_most=60),
+    Number("locate", "trace_memory_mb", "finding it needs {} MB of memory", at_most=1000),
     Number(
         "overhead",
         "outside_trainer_seconds",
@@ -131,7 +165,8 @@ def run_benchmarks(name: str | None = None, wanted: sizes.Sizes | None = None) -
             chosen.device_digest.disk_bytes,
             lambda folder: measure_device_digest(chosen.device_digest, folder),
         ),
-        "traces": (chosen.traces.disk_bytes, lambda folder: measure_traces(chosen.traces, folder)),
+        "trace": (chosen.trace.disk_bytes, lambda folder: measure_tracing(chosen.trace, folder)),
+        "locate": (chosen.locate.disk_bytes, lambda folder: measure_locating(chosen.locate, folder)),
         "overhead": (chosen.overhead.disk_bytes, lambda folder: measure_overhead(chosen.overhead, folder)),
     }
     names = NAMES if name is None else (name,)
@@ -149,7 +184,9 @@ def summary(document: dict[str, Any]) -> list[str]:
     """The same for people: a line for each number, and a last one for all."""
     benchmarks = document["benchmarks"]
     lines = [
-        _line(number, benchmarks[number.benchmark][number.key]) for number in NUMBERS if number.benchmark in benchmarks
+        _line(number, benchmarks[number.benchmark][number.key])
+        for number in NUMBERS
+        if number.key in benchmarks.get(number.benchmark, {})
     ]
     states = [entry["met"] for entry in document["targets"].values()]
     return [*lines, f"{states.count(True)} of {len(states)} targets met"]
@@ -171,7 +208,7 @@ def _digits(value: float) -> str:
 def _targets(found: dict[str, Any]) -> dict[str, Any]:
     result = {}
     for number in NUMBERS:
-        if number.benchmark in found and number.target:
+        if number.target and number.key in found.get(number.benchmark, {}):
             measured = found[number.benchmark][number.key]
             met = None if measured is None else number.met(measured)
             result[number.key] = {

@@ -30,8 +30,16 @@ from probe.trainer.parallel import Ranks
 from probe.types import RunSpec
 
 
-def _train(size: RecordingSize, probe: Probe) -> float:
-    """Trains a fresh trainer of the same seed; seconds from its first step until the probe is closed."""
+def train(size: RecordingSize, probe: Probe) -> float:
+    """Trains a fresh trainer of the same seed.
+
+    Args:
+        size: How much is trained.
+        probe: Records it, or is inert.
+
+    Returns:
+        Seconds from its first step until the probe is closed.
+    """
     trainer = Trainer(training(size), probe, Ranks(pick_device(training(size).device)))
     start = time.perf_counter()
     trainer.train()
@@ -41,18 +49,18 @@ def _train(size: RecordingSize, probe: Probe) -> float:
 
 def _contenders(size: RecordingSize, folder: Path) -> dict[str, Callable[[], float]]:
     def off() -> float:
-        return _train(size, Probe())
+        return train(size, Probe())
 
     def key_data() -> float:
         dump = Path(tempfile.mkdtemp(dir=folder))
-        seconds = _train(size, Probe(RunSpec(run="bench", dump_path=str(dump), key_data="full")))
+        seconds = train(size, Probe(RunSpec(run="bench", dump_path=str(dump), key_data="full")))
         shutil.rmtree(dump)
         return seconds
 
     def single_save() -> float:
         from probe.bench.single_save import SingleSaveProbe
 
-        return _train(size, SingleSaveProbe(folder / SINGLE_SAVE))
+        return train(size, SingleSaveProbe(folder / SINGLE_SAVE))
 
     contenders = {OFF: off, KEY_DATA: key_data}
     return contenders if msprobe_missing() else {**contenders, SINGLE_SAVE: single_save}

@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from probe.bench.sizes import BytesSize, DeviceDigestSize, DigestsSize, OverheadSize, RecordingSize, Sizes, TracesSize
+from probe.bench.sizes import (
+    BytesSize,
+    DeviceDigestSize,
+    DigestsSize,
+    LocateSize,
+    OverheadSize,
+    RecordingSize,
+    Sizes,
+    TraceSize,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -21,13 +30,24 @@ TINY = Sizes(
     BytesSize(files=3, file_bytes=10_000, rounds=2),
     DigestsSize(ranks=2, records=50, steps=2, rounds=2),
     DeviceDigestSize(tensor_bytes=4000, rounds=2),
-    TracesSize(ranks=2, events=4000, steps=2, rounds=2),
+    LocateSize(ranks=2, events=4000, steps=2, rounds=2),
+    TraceSize(
+        widths=(64,),
+        dumps=("mix_md5",),
+        layers=1,
+        vocabulary=32,
+        sequences=2,
+        tokens=4,
+        steps=1,
+        rounds=2,
+        whole=RecordingSize(layers=1, hidden=32, prompts=2, samples=2, response_tokens=3, steps=1),
+    ),
     OverheadSize(rounds=1),
 )
 
 COMMAND = f"""
 from probe.bench import sizes
-from probe.bench.sizes import BytesSize, DeviceDigestSize, DigestsSize, OverheadSize, RecordingSize, Sizes, TracesSize
+from probe.bench.sizes import *
 
 sizes.REFERENCE = {TINY!r}
 from flows.cli import main

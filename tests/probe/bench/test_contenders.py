@@ -14,9 +14,9 @@ import pytest
 from probe.bench.byte_contenders import ours, plain_reading
 from probe.bench.byte_files import write_single_save_tree
 from probe.bench.digests import write_digests
+from probe.bench.locating import faulty_event, measure_locating, write_differing_traces
 from probe.bench.recording import training
-from probe.bench.sizes import BytesSize, DigestsSize, RecordingSize, TracesSize
-from probe.bench.traces import faulty_event, measure_traces, write_differing_traces
+from probe.bench.sizes import BytesSize, DigestsSize, LocateSize, RecordingSize
 from probe.compare import compare_traces
 from probe.errors import InternalError
 from probe.store.reader import read_dump
@@ -72,7 +72,7 @@ def test_the_digests_are_spread_over_ranks_steps_and_tags(tmp_path: Path):
 
 
 def test_the_traces_differ_from_the_middle_on_and_first_in_one_rank(tmp_path: Path):
-    size = TracesSize(ranks=3, events=2000, steps=4)
+    size = LocateSize(ranks=3, events=2000, steps=4)
     write_differing_traces(tmp_path / "a", tmp_path / "b", size)
     found = compare_traces(tmp_path / "a", tmp_path / "b")
     assert found.problems == []
@@ -93,7 +93,7 @@ def test_the_traces_differ_from_the_middle_on_and_first_in_one_rank(tmp_path: Pa
 @pytest.mark.slow
 def test_two_million_events_in_each_of_four_ranks(tmp_path: Path):
     """At the reference size: the right event, in bounded memory."""
-    measured = measure_traces(replace(TracesSize(), rounds=1), tmp_path)
+    measured = measure_locating(replace(LocateSize(), rounds=1), tmp_path)
     assert measured["trace_memory_mb"] < 1000
 
 

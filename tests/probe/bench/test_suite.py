@@ -16,12 +16,20 @@ from probe.bench.suite import NAMES, NUMBERS, run_benchmarks, summary
 from probe.errors import DumpError, InconclusiveError, UsageError
 
 HAS_MSPROBE = importlib.util.find_spec("msprobe") is not None
+OFFICIAL = ("single", "l0", "mix", "dump")
+"""What keys that need msprobe begin with."""
 RATIOS = {
     "recording": ["key_data_over_off", "single_save_over_off"],
     "bytes": ["times_as_fast_as_single_comparator", "times_as_fast_as_plain_reading"],
     "digests": ["records_per_second", "peak_memory_mb"],
     "device-digest": ["reference_over_xxh3", "torch_on_host_over_xxh3"],
-    "traces": ["seconds", "trace_memory_mb"],
+    "trace": [
+        "trace_over_off_64",
+        "trace_over_off_generation",
+        "mix_md5_over_off_64",
+        "dump_extra_over_trace_extra_64",
+    ],
+    "locate": ["seconds", "trace_memory_mb"],
     "overhead": ["outside_trainer_seconds", "first_outside_trainer_seconds"],
 }
 
@@ -44,16 +52,18 @@ def test_every_ratio_is_a_positive_number(measured):
     for name, keys in RATIOS.items():
         for key in keys:
             value = measured.document["benchmarks"][name][key]
-            assert (value > 0) if HAS_MSPROBE or "single" not in key else (value is None), key
+            assert (value > 0) if HAS_MSPROBE or not key.startswith(OFFICIAL) else (value is None), key
 
 
 def test_every_contender_has_its_seconds_of_every_round(measured, tiny):
-    official = {"recording": {"single_save"}, "bytes": {"single_comparator"}}
+    dumps = {f"64/mix_md5{off}" for off in ("", "/off")}
+    official = {"recording": {"single_save"}, "bytes": {"single_comparator"}, "trace": dumps}
     own = {
         "recording": {"off", "key_data"},
         "bytes": {"ours", "plain_reading"},
         "digests": {"ours"},
-        "traces": {"ours"},
+        "trace": {f"{name}{off}" for name in ("64/trace", "generation/generation") for off in ("", "/off")},
+        "locate": {"ours"},
         "overhead": {"check", "trainers"},
         "device-digest": {"xxh3", "reference", "torch_on_host"},
     }
@@ -71,18 +81,35 @@ def test_the_document_says_what_was_run_and_where(measured, tiny):
     assert document["environment"]["versions"]["torch"]
     assert document["environment"]["platform"]["processors"]
     assert document["environment"]["load_average_before"] >= 0
-    assert {name.replace("-", "_"): document["benchmarks"][name]["size"] for name in NAMES} == asdict(tiny)
+    assert {name.replace("-", "_"): document["benchmarks"][name]["size"] for name in NAMES} == json.loads(
+        json.dumps(asdict(tiny))
+    )
     assert document["benchmarks"]["recording"]["device"] in ("cpu", "cuda", "npu")
 
 
 def test_targets_are_judged_by_what_was_measured(measured):
     targets = measured.document["targets"]
-    assert set(targets) == {number.key for number in NUMBERS if number.target}
+    benchmarks = measured.document["benchmarks"]
+    assert set(targets) == {
+        number.key for number in NUMBERS if number.target and number.key in benchmarks[number.benchmark]
+    }
+    assert {number.benchmark for number in NUMBERS if number.target} == {
+        target["benchmark"] for target in targets.values()
+    }
     for key, target in targets.items():
         value = measured.document["benchmarks"][target["benchmark"]][key]
         assert target["measured"] == value
         if value is not None:
             assert target["met"] is (value <= target["at_most"] if "at_most" in target else value >= target["at_least"])
+
+
+def test_where_the_time_of_tracing_goes_is_said(measured):
+    benchmark = measured.document["benchmarks"]["trace"]
+    assert list(benchmark["where"]) == ["64", "generation"]
+    for place in benchmark["where"].values():
+        assert place["events"] > 50
+        assert place["hashed_mb"] > 0
+        assert place["hashing_seconds"] > 0
 
 
 def test_people_read_one_line_a_number_and_a_last_one(tiny_bench):
@@ -118,10 +145,8 @@ def test_an_unknown_name_is_refused_with_the_names_that_there_are(firstdiff):
     done = firstdiff("bench", "nope", "--json")
     assert done.status == 64
     assert "nope" in json.loads(done.stdout)["error"]
-    assert (
-        done.last_line
-        == "firstdiff: nope: no such benchmark; there are recording, bytes, digests, device-digest, traces, overhead"
-    )
+    there = "recording, bytes, digests, device-digest, trace, locate, overhead"
+    assert done.last_line == f"firstdiff: nope: no such benchmark; there are {there}"
     with pytest.raises(UsageError, match="nope"):
         run_benchmarks("nope")
 
@@ -149,5 +174,6 @@ def test_the_reference_sizes_are_those_of_the_targets():
     assert (recording.layers, recording.hidden, recording.prompts, recording.samples) == (4, 512, 8, 4)
     assert (files.files, files.file_bytes) == (600, 1_000_000)
     assert (digests.ranks, digests.records) == (8, 100_000)
-    assert (REFERENCE.traces.ranks, REFERENCE.traces.events) == (4, 2_000_000)
+    assert (REFERENCE.locate.ranks, REFERENCE.locate.events) == (4, 2_000_000)
+    assert (REFERENCE.trace.widths, REFERENCE.trace.sequences * REFERENCE.trace.tokens) == ((64, 512, 1024), 2048)
     assert REFERENCE.device_digest.tensor_bytes == 64 << 20

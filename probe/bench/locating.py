@@ -1,4 +1,4 @@
-"""``traces``: finding the first event that differs in two dumps, where everything behind it differs as well.
+"""``locate``: finding the first event that differs in two dumps, where everything behind it differs as well.
 
 They are compared in a fresh process, whose memory is then the comparison's own.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from probe.bench.processes import run_child
 from probe.bench.rounds import described, run_rounds
-from probe.bench.sizes import TracesSize
+from probe.bench.sizes import LocateSize
 from probe.errors import InternalError
 from probe.store import layout
 from probe.store.digest import ALGORITHM, hasher
@@ -31,7 +31,7 @@ _TAIL = b'"name":"actor.model.layers.%d.mlp.down_proj","stage":"%s","step":%d}\n
 _SIDES = ((b"args.0", b"forward_input"), (b"out", b"forward_output"))
 
 
-def measure_traces(size: TracesSize, scratch: Path) -> dict[str, Any]:
+def measure_locating(size: LocateSize, scratch: Path) -> dict[str, Any]:
     """Runs the benchmark.
 
     Args:
@@ -67,12 +67,12 @@ def measure_traces(size: TracesSize, scratch: Path) -> dict[str, Any]:
     }
 
 
-def faulty_event(size: TracesSize) -> tuple[int, int]:
+def faulty_event(size: LocateSize) -> tuple[int, int]:
     """The rank and the position of the first event that differs."""
     return min(_FAULTY, size.ranks - 1), size.events // 2
 
 
-def write_differing_traces(a: Path, b: Path, size: TracesSize) -> None:
+def write_differing_traces(a: Path, b: Path, size: LocateSize) -> None:
     """Writes two whole dumps of the same events, whose digests differ from the middle on."""
     source = random.Random(1)
     faulty, first = faulty_event(size)
@@ -102,7 +102,7 @@ def write_differing_traces(a: Path, b: Path, size: TracesSize) -> None:
         write_json(folder / layout.MANIFEST, _manifest(size, claim))
 
 
-def _manifest(size: TracesSize, traces: dict[str, Any]) -> dict[str, Any]:
+def _manifest(size: LocateSize, traces: dict[str, Any]) -> dict[str, Any]:
     nothing: dict[str, Any] = {"ranks": [], "records": {}, "index_digests": {}, "values": 0, "value_bytes": 0}
     run = {"format": layout.FORMAT, "digest": ALGORITHM, "run": "bench", "errors": [], "complete": True}
     return {**run, **nothing, "steps_finished": size.steps, "traces": traces}
