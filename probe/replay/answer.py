@@ -31,6 +31,7 @@ CONFIRMED = "confirmed alone"
 ACROSS = "only across processes"
 GONE = "gone with deterministic algorithms"
 NOT_REPRODUCED = "not reproduced alone"
+NOT_REPLAYED = "not replayed"
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -43,8 +44,8 @@ class Answer:
         'confirmed alone'
     """
 
-    module: str
-    direction: str
+    module: str | None
+    direction: str | None
     """``forward`` or ``backward``."""
     result: str
     times: int
@@ -63,10 +64,21 @@ class Answer:
     """What differs first where it is no operation's own doing."""
     tried: list[dict[str, Any]] = field(default_factory=list)
     """Each condition, with its replays and their different results."""
+    why: str | None = None
+    """Why nothing was replayed."""
 
     def as_dict(self) -> dict[str, Any]:
         """For ``verdict.json``."""
         return asdict(self)
+
+
+def not_replayed(why: str) -> Answer:
+    """The answer where nothing is replayed.
+
+    Args:
+        why: One sentence without its full stop.
+    """
+    return Answer(None, None, NOT_REPLAYED, 0, 0, why=why)
 
 
 def replay_check(folder: Path, times: int = TIMES, seconds: float = SECONDS, patience: float = PATIENCE) -> Answer:

@@ -190,9 +190,11 @@ def _cast(module: torch.nn.Module, given: str | None, returned: str | None) -> N
     """Casts what a module gets and returns as FSDP2 did around it."""
 
     def to(name: str, values: Any) -> Any:
-        dtype = getattr(torch, name)
-        whole = lambda one: isinstance(one, torch.Tensor) and one.is_floating_point()  # noqa: E731
-        return tree_map(lambda one: one.to(dtype) if whole(one) else one, values)
+        def cast(one: Any) -> Any:
+            real = isinstance(one, torch.Tensor) and one.is_floating_point()
+            return one.to(getattr(torch, name)) if real else one
+
+        return tree_map(cast, values)
 
     if given is not None:
         module.register_forward_pre_hook(lambda _, args, kwargs: to(given, (args, kwargs)), with_kwargs=True)

@@ -1,8 +1,8 @@
-"""Two ranks whose rank 1 alone computes in an order from entropy: ``torchrun … replayed_ranks.py KIND [FOLDER MODULE …]``.
+"""Two ranks whose rank 1 alone computes in an order from entropy: ``torchrun … THIS KIND [FOLDER] MODULE …``.
 
 KIND is ``ddp``, ``fsdp2`` or ``fsdp2-bfloat16``. With a FOLDER, each MODULE of rank 1 is captured in a training of its
-own; ``-forward`` or ``-backward`` behind its name says what is at fault and captured, ``-still`` that nothing is. Without
-one, MODULE is ``forward`` or ``backward``, and a check says what the probe is to do.
+own; ``-forward`` or ``-backward`` behind its name says what is at fault and captured, ``-still`` that nothing is.
+Without one, MODULE is ``forward`` or ``backward``, and a check says what the probe is to do.
 """
 
 from __future__ import annotations
