@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from probe.collect.trace.digests import Digests
 from probe.collect.trace.items import Leaves
 from probe.store import layout
-from probe.store.capture import CALL, MODULE, TENSORS, Captured
+from probe.store.capture import CALL, MODULE, TENSORS, Captured, code_of
 from probe.store.digest import hasher
 
 Result = dict[str, str]
@@ -42,6 +42,7 @@ class Replayed:
         sys.path += [one for one in self._info["path"] if isinstance(one, str) and one and one not in sys.path]
         with layout.open_plain(captured.folder / TENSORS) as file:
             stored = safetensors.torch.load(file.read())
+        _require_devices({how["device"] for how in self._info["tensors"].values()})
         held = {name: how for name, how in self._info["tensors"].items() if how["device"] != "meta"}
         self._stored = {name: _restored(stored[name], how) for name, how in held.items()}
         with layout.open_plain(captured.folder / MODULE) as file:
@@ -53,6 +54,12 @@ class Replayed:
         for path, (given, returned) in self._info.get("casts", {}).items():
             _cast(self._module.get_submodule(path), given, returned)
         self._digests = Digests()
+
+    def changed_code(self) -> list[str]:
+        """The Python modules of its classes whose files are not what they were when it was captured."""
+        known = self._info.get("code", {})
+        now = code_of(known)
+        return [name for name in known if now.get(name) != known[name]]
 
     def _module_tensor(self, name: str) -> torch.Tensor:
         if name not in self._own:
@@ -184,6 +191,14 @@ def _placed(stored: torch.Tensor, how: dict[str, Any]) -> torch.Tensor:
         narrow = narrow.narrow(axis, 0, size)
     view.copy_(narrow)
     return view.expand(shape).detach()
+
+
+def _require_devices(devices: set[str]) -> None:
+    for device in sorted(devices):
+        try:
+            torch.empty(0, device=device)
+        except Exception as error:
+            raise ValueError(f"it ran on {device}, which this machine does not have") from error
 
 
 def _cast(module: torch.nn.Module, given: str | None, returned: str | None) -> None:

@@ -131,6 +131,7 @@ class Capture:
         self._info |= {"module": f"{kind.__module__}.{kind.__qualname__}"}
         self._info["casts"] = {path: list(map(_short, casts(one))) for path, one in inside.items() if path}
         self._info |= {"inputs": _items(leaves.found), "settings": _settings(module), "path": sys.path}
+        self._info["code"] = store.code_of({plain_class(one).__module__ for one in module.modules()})
 
     def gathered(self, place: Place, name: str, module: torch.nn.Module) -> None:
         """A module of FSDP2 is entered, and has its whole weights."""
