@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 from probe import Probe
+from probe.errors import DumpError
 from probe.replay import replay_check
 from probe.types import CaptureRequest, RunSpec
 
@@ -90,3 +91,22 @@ def test_the_gathered_weights_are_captured(modules: Any, one_rank: None, tmp_pat
             assert torch.equal(found[name], weight), name
     assert {"param_grad.used.weight", "param_grad.scale", "grad_output.out"} <= set(found)
     assert not replayed or replay_check(tmp_path / "dump", 2).equals_captured
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch about its own hooks
+def test_what_tensor_parallel_modules_get_is_not_captured_and_said(
+    modules: Any, one_rank: None, tmp_path: Path
+) -> None:
+    from torch.distributed.tensor import distribute_module, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1,))
+    model = distribute_module(modules.Two(), mesh)
+    request = CaptureRequest("actor.used", 0, "actor_update")
+    probe = Probe(RunSpec(run="c", dump_path=str(tmp_path / "dump"), key_data="off", trace=True, capture=request))
+    probe.attach(actor=model)
+    with probe.stage("actor_update"):
+        model(distribute_tensor(torch.randn(2, 3), mesh)).sum().backward()
+    probe.step()
+    probe.close()
+    with pytest.raises(DumpError, match=r"not captured: actor.used: \S+ is a DTensor, of which each rank has a part$"):
+        replay_check(tmp_path / "dump", 2)
