@@ -225,8 +225,11 @@ class Capture:
         self._bytes += tensor.nbytes if tensor.layout is torch.strided else 0
         if self._bytes > MOST_BYTES:
             raise RecordError(f"it needs more than {MOST_BYTES >> 30} GiB")
-        with torch.no_grad(), without_modes():
-            self._tensors[name] = to_host(tensor)
+        try:
+            with torch.no_grad(), without_modes():
+                self._tensors[name] = to_host(tensor)
+        except (RuntimeError, MemoryError, NotImplementedError) as error:  # no memory, or no storage
+            raise RecordError(f"{name}: {error}") from error
         self._described[name] = _description(tensor)
 
     def _random_states(self) -> None:
