@@ -289,7 +289,8 @@ def main() -> None:
     except typer.Abort:
         sys.exit(_fail("interrupted", 130, as_json, sys.stdout, sys.stderr))
     except USAGE_ERROR as error:
-        sys.exit(_fail(f"{error}; firstdiff --help says what there is", 64, as_json, sys.stdout, sys.stderr))
+        said = getattr(error, "format_message", error.__str__)()  # with the option's name, where there is one
+        sys.exit(_fail(f"{said}; firstdiff --help says what there is", 64, as_json, sys.stdout, sys.stderr))
     sys.exit(status or 0)
 
 

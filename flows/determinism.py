@@ -47,9 +47,9 @@ from probe.disk import require_room, settle
 from probe.errors import DumpError, FirstdiffError, InconclusiveError, TrainerError, UsageError
 from probe.history import begin
 from probe.launch import devices_reserved, dump_folder, launcher_for, leading
-from probe.locate import SecondPair, capture_of_answer, is_earliest, target_of, target_of_answer
+from probe.locate import SecondPair, capture_of_answer, is_earliest, target_of, target_of_answer, why_no_capture
 from probe.masking import masked_profile
-from probe.replay import summary
+from probe.replay import not_replayed, summary
 from probe.report import CheckResult, Tables, reservations
 from probe.store.reader import Dump, read_dump
 from probe.types import CaptureRequest, Target
@@ -215,14 +215,23 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     if (error := result.configurations.error) is not None:
         raise InconclusiveError(error)
     target = None if first is None else target_of(first, a, b)
+    leads = answer if answer is not None and is_earliest(answer, first) else None
     capture = None
-    if answer is not None and is_earliest(answer, first):
-        target = target_of_answer(answer, target)
-        capture = capture_of_answer(answer) if profile.check.replay else None
+    if leads is not None:
+        target = target_of_answer(leads, target)
+        capture = capture_of_answer(leads) if profile.check.replay else None
     second = None if target is None or result.equivalent else _second_pair(profile, folder, target, result, capture)
     dumps = _whole(a), _whole(b)
     result.conclude(name_first_difference(_whole(first), _whole(comparison), *dumps, _whole(second), _whole(answer)))
-    if second is not None and capture is not None:
+    if result.verdict != "divergent":
+        return
+    if not profile.check.replay:
+        result.replay = not_replayed("check.replay is false").as_dict()
+    elif capture is None:
+        result.replay = not_replayed(why_no_capture(leads, traces.recorded)).as_dict()
+    elif second is None:
+        result.replay = not_replayed("runs c and d, of which one captures the module, could not be had").as_dict()
+    else:
         _replay(folder, result)
 
 
@@ -231,6 +240,7 @@ def _replay(folder: Path, result: CheckResult) -> None:
     try:
         answer = replay_module(folder)
     except (InconclusiveError, OSError) as error:
+        result.replay = not_replayed(str(error)).as_dict()
         result.notes.append(f"not replayed: {error}")
         return
     result.replay = answer.as_dict()

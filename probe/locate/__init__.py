@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probe.locate.capture import capture_of_answer
+from probe.locate.capture import capture_of_answer, why_no_capture
 from probe.locate.cause import Cause, First, cause_of_key_data, cause_of_layers
 from probe.locate.conclude import Conclusion, SecondPair, conclude
 from probe.locate.equivalent import equivalent_entries
@@ -29,4 +29,5 @@ __all__ = [
     "locate_trace",
     "target_of",
     "target_of_answer",
+    "why_no_capture",
 ]

@@ -44,6 +44,8 @@ class TraceAnswer:
     """Events that could not be observed in the same stage before it, and the range that each hides."""
     difference: dict[str, Any] = field(default_factory=dict)
     """The event itself, with how it differs."""
+    call: int = 0
+    """Which call of the module that the cause names it is."""
 
     def as_dict(self) -> dict[str, Any]:
         """What lies around the event, for ``verdict.json``."""
@@ -85,9 +87,10 @@ def locate_trace(comparison: TraceComparison) -> TraceAnswer | None:
         event.call or 0,
     )
     assert winner.first is not None and winner.first_index is not None
+    cause = cause_of_event(winner, around, sharing)
     return TraceAnswer(
         place,
-        cause_of_event(winner, around, sharing),
+        cause,
         winner.rank,
         winner.first_index,
         before=[earlier.as_dict() for earlier in around.before],
@@ -97,6 +100,7 @@ def locate_trace(comparison: TraceComparison) -> TraceAnswer | None:
             for hidden in around.hidden
         ],
         difference=_described(winner.first),
+        call=(event.call if cause.name == event.label else around.enclosing_call) or 0,
     )
 
 

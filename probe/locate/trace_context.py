@@ -51,6 +51,8 @@ class Context:
     """Whether an optimizer was seen."""
     enclosing: str | None = None
     """The module that was entered and not left; in a backward, the one whose gradient arrived and was not passed on."""
+    enclosing_call: int | None = None
+    """The number of that call of it."""
     hidden: list[TraceEvent] = field(default_factory=list)
     """What could not be observed in the same stage entry: the last ``HIDDEN``, oldest first."""
 
@@ -108,7 +110,8 @@ class _Walk:
         context = self._context
         context.before.reverse()
         context.hidden.reverse()
-        context.enclosing = self._nearest.name
+        if (nearest := self._nearest.event) is not None:
+            context.enclosing, context.enclosing_call = nearest.label, nearest.call
         return context
 
     def _take_in_entry(self, found: TraceEvent) -> None:
@@ -142,8 +145,8 @@ class _Nearest:
         self._event = event
         self._closed: Counter[str] = Counter()
         self._over = False
-        self._ancestor: str | None = None
-        self._other: str | None = None
+        self._ancestor: TraceEvent | None = None
+        self._other: TraceEvent | None = None
 
     def take(self, found: TraceEvent) -> None:
         """Looks at one event before those that it has seen."""
@@ -152,17 +155,18 @@ class _Nearest:
         if found.kind in self._stops:
             self._over = True
         elif found.kind == self._closes:
-            self._closed[found.label] += 1
+            # what a residual passes on is a part: the backward of what is around the event goes on
+            self._closed[found.label] += not (self._stops and self._event.label.startswith(f"{found.label}."))
         elif found.kind == self._opens and self._closed[found.label]:
             self._closed[found.label] -= 1
         elif found.kind == self._opens:
             if self._event.label.startswith(f"{found.label}."):
-                self._ancestor, self._over = found.label, True
-            self._other = self._other or found.label
+                self._ancestor, self._over = found, True
+            self._other = self._other or found
 
     @property
-    def name(self) -> str | None:
-        """The module's name; None when there is none."""
+    def event(self) -> TraceEvent | None:
+        """The event that opened the module's call; None when there is none."""
         return self._ancestor or self._other
 
 

@@ -5,6 +5,6 @@ Nothing else of Firstdiff unpickles anything. The module runs in child processes
 
 from __future__ import annotations
 
-from probe.replay.answer import Answer, replay_check, summary
+from probe.replay.answer import Answer, not_replayed, replay_check, summary
 
-__all__ = ["Answer", "replay_check", "summary"]
+__all__ = ["Answer", "not_replayed", "replay_check", "summary"]

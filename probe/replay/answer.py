@@ -31,6 +31,10 @@ CONFIRMED = "confirmed alone"
 ACROSS = "only across processes"
 GONE = "gone with deterministic algorithms"
 NOT_REPRODUCED = "not reproduced alone"
+NOT_REPLAYED = "not replayed"
+_VERDICT = "verdict.json"
+_LONGEST_VERDICT = 1 << 28
+"""Bytes of a verdict that are read at most."""
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -43,8 +47,8 @@ class Answer:
         'confirmed alone'
     """
 
-    module: str
-    direction: str
+    module: str | None
+    direction: str | None
     """``forward`` or ``backward``."""
     result: str
     times: int
@@ -63,10 +67,23 @@ class Answer:
     """What differs first where it is no operation's own doing."""
     tried: list[dict[str, Any]] = field(default_factory=list)
     """Each condition, with its replays and their different results."""
+    changed: list[str] = field(default_factory=list)
+    """Python modules whose code is not what it was when the module was captured: the answer is that of the new code."""
+    why: str | None = None
+    """Why nothing was replayed."""
 
     def as_dict(self) -> dict[str, Any]:
         """For ``verdict.json``."""
         return asdict(self)
+
+
+def not_replayed(why: str) -> Answer:
+    """The answer where nothing is replayed.
+
+    Args:
+        why: One sentence without its full stop.
+    """
+    return Answer(None, None, NOT_REPLAYED, 0, 0, why=why)
 
 
 def replay_check(folder: Path, times: int = TIMES, seconds: float = SECONDS, patience: float = PATIENCE) -> Answer:
@@ -103,6 +120,8 @@ def summary(answer: Answer) -> str:
         parts.append("memory, streams or what runs beside it is what differs")
     same = "a replay gave" if answer.equals_captured else "no replay gave"
     parts.append(f"{same} what the training had")
+    if answer.changed:
+        parts.append(f"the code in {', '.join(answer.changed)} has changed since: this is what the new code does")
     return "; ".join(parts)
 
 
@@ -126,10 +145,26 @@ def _capture_of(folder: Path) -> Iterator[tuple[str | None, Path, Captured]]:
                 return
     if problems:
         raise problems[0]
-    raise DumpError(
-        f"{folder}: holds no captured module; one is captured where a check with record.trace finds a module's"
-        " forward, its backward, or its parameter's gradient to differ"
+    if not any((folder / name).exists() for name in (_VERDICT, layout.MANIFEST, "a")):
+        raise UsageError(f"{folder}: is no folder of a check, and no dump folder")
+    why = _said_by_the_verdict(folder) or (
+        "one is captured where a check with record.trace finds a module's forward, its backward, the code between its"
+        " children, or its parameter's gradient to differ"
     )
+    raise DumpError(f"{folder}: holds no captured module; {why}")
+
+
+def _said_by_the_verdict(folder: Path) -> str | None:
+    """Why a check replayed nothing."""
+    try:
+        document = layout.read_json(folder / _VERDICT, _LONGEST_VERDICT)
+    except (OSError, ValueError):
+        return None
+    replay = document.get("replay") if isinstance(document, dict) else None
+    why = replay.get("why") if isinstance(replay, dict) else None
+    if isinstance(document, dict) and document.get("verdict") in ("identical", "equivalent"):
+        return f"the check is {document['verdict']}"
+    return why if isinstance(why, str) else None
 
 
 class _Replays:
@@ -198,6 +233,7 @@ class _Replays:
             first.get("backward"),
             first.get("instead"),
             self._tried,
+            base["changed"],
         )
 
     def _note(self, what: str, *jobs: dict[str, Any]) -> int:

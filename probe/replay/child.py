@@ -106,7 +106,8 @@ def _run(asked: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
         if operations is not None:
             recorded.append(operations.found)
     same = [_same(one, module.captured_result()) for one in results]
-    return {"digests": [digest_of(one) for one in results], "captured": sum(same), "operations": recorded}
+    digests = [digest_of(one) for one in results]
+    return {"digests": digests, "captured": sum(same), "operations": recorded, "changed": module.changed_code()}
 
 
 def _same(result: dict[str, str], captured: dict[str, str]) -> bool:

@@ -7,6 +7,10 @@ from typing import Any
 Operation = tuple[str, bool, list[str], list[str]]
 """Name, whether it ran in a backward pass, digests of its inputs, digests of its outputs."""
 
+DRAWN = "rng:"
+"""What the digest of a random state begins with, among the inputs of an operation that draws."""
+NOT_OBSERVED = "not observed"
+"""Stands for what has no exact bytes."""
 _UNINITIALISED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_")
 
 
@@ -41,9 +45,11 @@ def _of_two(one: list[Operation], two: list[Operation]) -> dict[str, Any] | None
                 source, number = known[0]
                 return {"operation": source, "instead": f"{name} reads memory that nothing has written",
                         **place, "index": number}  # fmt: skip
-            return {"operation": None, "instead": f"{name} gets other inputs", **place}
+            return {"operation": None, "instead": f"{name} {_gets(before, right[2])}", **place}
         if after == right[3]:
             continue
+        if NOT_OBSERVED in before:
+            return {"operation": None, "instead": f"{name} gets inputs that cannot be observed", **place}
         if name.removeprefix("aten::").split(".")[0] in _UNINITIALISED:
             garbage |= dict.fromkeys([*after, *right[3]], (name, index))
             continue
@@ -54,3 +60,10 @@ def _of_two(one: list[Operation], two: list[Operation]) -> dict[str, Any] | None
         return {"operation": None, "instead": f"{longer[index][0]} in one run only", "index": index,
                 "backward": longer[index][1]}  # fmt: skip
     return None
+
+
+def _gets(one: list[str], two: list[str]) -> str:
+    """What of an operation's inputs is not the same."""
+    changed = [left for left, right in zip(one, two, strict=False) if left != right]
+    drawn = len(one) == len(two) and all(digest.startswith(DRAWN) for digest in changed)
+    return "draws from another random state" if drawn else "gets other inputs"

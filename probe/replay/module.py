@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+from torch.utils._pytree import tree_map
 
 from probe.collect.trace.digests import Digests
 from probe.collect.trace.items import Leaves
 from probe.store import layout
-from probe.store.capture import CALL, MODULE, TENSORS, Captured
+from probe.store.capture import CALL, MODULE, TENSORS, Captured, code_of
 from probe.store.digest import hasher
 
 Result = dict[str, str]
@@ -41,14 +42,24 @@ class Replayed:
         sys.path += [one for one in self._info["path"] if isinstance(one, str) and one and one not in sys.path]
         with layout.open_plain(captured.folder / TENSORS) as file:
             stored = safetensors.torch.load(file.read())
-        self._stored = {name: _restored(stored[name], how) for name, how in self._info["tensors"].items()}
+        _require_devices({how["device"] for how in self._info["tensors"].values()})
+        held = {name: how for name, how in self._info["tensors"].items() if how["device"] != "meta"}
+        self._stored = {name: _restored(stored[name], how) for name, how in held.items()}
         with layout.open_plain(captured.folder / MODULE) as file:
             module = file.read()
         with layout.open_plain(captured.folder / CALL) as file:
             self._call = file.read()
         self._own: dict[str, torch.Tensor] = {}
         self._module: Any = _Unpickler(io.BytesIO(module), self._module_tensor).load()
+        for path, (given, returned) in self._info.get("casts", {}).items():
+            _cast(self._module.get_submodule(path), given, returned)
         self._digests = Digests()
+
+    def changed_code(self) -> list[str]:
+        """The Python modules of its classes whose files are not what they were when it was captured."""
+        known = self._info.get("code", {})
+        now = code_of(known)
+        return [name for name in known if now.get(name) != known[name]]
 
     def _module_tensor(self, name: str) -> torch.Tensor:
         if name not in self._own:
@@ -57,7 +68,10 @@ class Replayed:
 
     def _made(self, name: str) -> torch.Tensor:
         how = self._info["tensors"][name]
-        tensor = _placed(self._stored[name], how)
+        if how["device"] == "meta":  # of a sharded module that never ran
+            tensor = torch.empty(how["shape"], dtype=getattr(torch, how["dtype"]), device="meta")
+        else:
+            tensor = _placed(self._stored[name], how)
         if how["parameter"]:
             return torch.nn.Parameter(tensor, requires_grad=how["requires_grad"])
         return tensor.requires_grad_(how["requires_grad"])
@@ -85,7 +99,8 @@ class Replayed:
         later: dict[str, torch.Tensor] = {}
         with torch.no_grad():
             for name, own in self._own.items():
-                own.copy_(_placed(self._stored[name], self._info["tensors"][name]))
+                if name in self._stored:
+                    own.copy_(_placed(self._stored[name], self._info["tensors"][name]))
         _set_random_states(self._info, self._stored)
         with _settings(self._info["settings"], self._captured.backward):
             args, kwargs = _Unpickler(io.BytesIO(self._call), given).load()
@@ -176,6 +191,30 @@ def _placed(stored: torch.Tensor, how: dict[str, Any]) -> torch.Tensor:
         narrow = narrow.narrow(axis, 0, size)
     view.copy_(narrow)
     return view.expand(shape).detach()
+
+
+def _require_devices(devices: set[str]) -> None:
+    for device in sorted(devices):
+        try:
+            torch.empty(0, device=device)
+        except Exception as error:
+            raise ValueError(f"it ran on {device}, which this machine does not have") from error
+
+
+def _cast(module: torch.nn.Module, given: str | None, returned: str | None) -> None:
+    """Casts what a module gets and returns as FSDP2 did around it."""
+
+    def to(name: str, values: Any) -> Any:
+        def cast(one: Any) -> Any:
+            real = isinstance(one, torch.Tensor) and one.is_floating_point()
+            return one.to(getattr(torch, name)) if real else one
+
+        return tree_map(cast, values)
+
+    if given is not None:
+        module.register_forward_pre_hook(lambda _, args, kwargs: to(given, (args, kwargs)), with_kwargs=True)
+    if returned is not None:
+        module.register_forward_hook(lambda _, args, output: to(returned, output))
 
 
 def _set_random_states(info: dict[str, Any], stored: dict[str, torch.Tensor]) -> None:

@@ -82,16 +82,19 @@ def _cause(result: CheckResult, document: dict[str, Any]) -> str:
 
 
 def _confirmed(result: CheckResult, document: dict[str, Any]) -> str:
+    if result.reproduced is None and document["verdict"] != "divergent":
+        return "nothing to confirm"
     if result.reproduced is None:
-        return "two runs were compared, no second pair" if document["verdict"] == "divergent" else "nothing to confirm"
-    if result.reproduced:
+        said = "two runs were compared, no second pair"
+    elif result.reproduced:
         said = "yes: runs c and d differed too"
     else:
         side = f"; they side with {result.sides_with}" if result.sides_with else ""
         said = f"not reproduced: runs c and d agree with each other{side}"
     if document["replay"] is None:
         return said
-    return f"{said}; replay: {document['replay']['result']}"
+    why = document["replay"].get("why")
+    return f"{said}; not replayed alone: {why}" if why else f"{said}; replay: {document['replay']['result']}"
 
 
 def _differences(counts: dict[str, Any]) -> str:

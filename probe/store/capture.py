@@ -12,7 +12,9 @@ Only ``firstdiff replay`` unpickles the two, and a check that has just made them
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +87,24 @@ def write_tensors(path: Path, tensors: Iterable[tuple[str, Bytes]]) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for content in pieces:
             file.write(content)
+
+
+def code_of(modules: Iterable[str]) -> dict[str, str]:
+    """The digests of the files of modules that are imported, torch's aside; of those that have a file.
+
+    Args:
+        modules: Their names.
+    """
+    found = {}
+    for name in sorted(modules):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is None or name.partition(".")[0] == "torch" or name == "__main__":
+            continue  # the main script's classes are in the pickle themselves
+        try:
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        except OSError:
+            continue
+    return found
 
 
 def read_capture(dump: Path) -> Captured | None:

@@ -19,9 +19,10 @@ import torch
 
 from probe.collect.trace.digests import Digests
 from probe.collect.trace.events import Place
-from probe.collect.trace.internals import without_modes
+from probe.collect.trace.internals import casts, is_sharded, plain_class, without_modes
 from probe.collect.trace.items import Leaf, Leaves
 from probe.collect.trace.pickled import pickled
+from probe.collect.trace.registry import gathered_parameters
 from probe.collect.values import dtype_name, raw_bytes, to_host
 from probe.errors import RecordError
 from probe.store import capture as store
@@ -56,6 +57,8 @@ class Capture:
         self._tensors: dict[str, torch.Tensor] = {}
         self._described: dict[str, dict[str, Any]] = {}
         self._parameters: set[str] = set()
+        self._awaited: dict[str, dict[str, Any]] = {}
+        """Parameters of which this rank has a part until a module inside gathers them."""
         self._bytes = 0
         self._open = True
 
@@ -104,29 +107,54 @@ class Capture:
         for path, value in leaves.found:
             if isinstance(value, torch.Tensor):
                 names.setdefault(id(value), f"inputs.{path}")
+        inside = {path: one for path, one in module.named_modules() if is_sharded(one)}
+        sharded = {id(one) for child in inside.values() for _, one in gathered_parameters(child)}
         held: dict[int, torch.Tensor] = {}
 
         def keep(tensor: torch.Tensor) -> str:
             name = names.setdefault(id(tensor), f"other.{len(names)}")
             if id(tensor) not in held:
                 held[id(tensor)] = tensor
-                self._keep(name, tensor)
+                if id(tensor) in sharded and _is_part(tensor):
+                    self._awaited[name] = {**_description(tensor), "device": "meta"}
+                else:
+                    self._keep(name, tensor)
             return name
 
         self._random_states()
         self._pickles = {store.MODULE: pickled(module, keep, originals)}
         self._pickles[store.CALL] = pickled(given, keep, originals)
         for name, parameter in module.named_parameters():
-            if parameter.grad is not None:
+            if parameter.grad is not None and f"weights.{name}" not in self._awaited:
                 self._keep(f"before.{name}", parameter.grad)
-        self._info |= {"module": f"{type(module).__module__}.{type(module).__qualname__}"}
+        kind = plain_class(module)
+        self._info |= {"module": f"{kind.__module__}.{kind.__qualname__}"}
+        self._info["casts"] = {path: list(map(_short, casts(one))) for path, one in inside.items() if path}
         self._info |= {"inputs": _items(leaves.found), "settings": _settings(module), "path": sys.path}
+        self._info["code"] = store.code_of({plain_class(one).__module__ for one in module.modules()})
+
+    def gathered(self, place: Place, name: str, module: torch.nn.Module) -> None:
+        """A module of FSDP2 is entered, and has its whole weights."""
+        if not self._awaited or place is not self._place or self._note is not None:
+            return
+        prefix = f"{name}.".removeprefix(f"{self._request.name}.")
+        try:
+            for path, weight in gathered_parameters(module):
+                key = f"{prefix}{path}"
+                if self._awaited.pop(f"weights.{key}", None) is not None:
+                    self._keep(f"weights.{key}", weight)
+                    if weight.grad is not None:
+                        self._keep(f"before.{key}", weight.grad)
+        except RecordError as error:
+            self._give_up(error)
 
     def leave(self, found: list[Leaf]) -> None:
         """The captured call has returned these."""
         if self._note is not None or not self._open or "output" in self._info:
             return
         try:
+            self._described |= self._awaited  # those that no module gathered, since none used them
+            self._awaited = {}
             self._info["output"] = _items(found)
             for path, value in found:
                 if isinstance(value, torch.Tensor):
@@ -190,23 +218,19 @@ class Capture:
         self._pickles.clear()
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        if hasattr(tensor, "to_local"):
-            raise RecordError(f"{name} is sharded")
+        if _is_part(tensor):
+            raise RecordError(f"{name} is a DTensor, of which each rank has a part")
         if name.startswith(("weights.", "buffers.", "inputs.")) and type(tensor) not in _PLAIN:
             raise RecordError(f"{name} is a {type(tensor).__name__}")
         self._bytes += tensor.nbytes if tensor.layout is torch.strided else 0
         if self._bytes > MOST_BYTES:
             raise RecordError(f"it needs more than {MOST_BYTES >> 30} GiB")
-        with torch.no_grad(), without_modes():
-            self._tensors[name] = to_host(tensor)
-        self._described[name] = {
-            "dtype": dtype_name(tensor),
-            "shape": list(tensor.shape),
-            "stride": list(tensor.stride()),
-            "device": str(tensor.device),
-            "requires_grad": tensor.requires_grad,
-            "parameter": isinstance(tensor, torch.nn.Parameter),
-        }
+        try:
+            with torch.no_grad(), without_modes():
+                self._tensors[name] = to_host(tensor)
+        except (RuntimeError, MemoryError, NotImplementedError) as error:  # no memory, or no storage
+            raise RecordError(f"{name}: {error}") from error
+        self._described[name] = _description(tensor)
 
     def _random_states(self) -> None:
         kind, words, spare = random.getstate()
@@ -220,6 +244,25 @@ class Capture:
             if backend is not None and backend.is_available() and backend.is_initialized():
                 for index in range(backend.device_count()):
                     self._keep(f"rng.{device}:{index}", backend.get_rng_state(index))
+
+
+def _is_part(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "to_local")
+
+
+def _description(tensor: torch.Tensor) -> dict[str, Any]:
+    return {
+        "dtype": dtype_name(tensor),
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "device": str(tensor.device),
+        "requires_grad": tensor.requires_grad,
+        "parameter": isinstance(tensor, torch.nn.Parameter),
+    }
+
+
+def _short(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def _items(found: list[Leaf]) -> list[Any]:
@@ -241,11 +284,9 @@ def _settings(module: torch.nn.Module) -> dict[str, Any]:
         "training": module.training,
         "matmul": torch.get_float32_matmul_precision(),
         "cudnn": [torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark],
-        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "default_dtype": _short(torch.get_default_dtype()),
         "autocast": {
-            kind: str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
-            for kind in sorted(kinds)
-            if torch.is_autocast_enabled(kind)
+            kind: _short(torch.get_autocast_dtype(kind)) for kind in sorted(kinds) if torch.is_autocast_enabled(kind)
         },
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
     }

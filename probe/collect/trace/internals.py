@@ -90,3 +90,16 @@ def is_compiled(module: torch.nn.Module) -> bool:
 def is_sharded(module: torch.nn.Module) -> bool:
     """Whether FSDP2 shards a module: it sees whole weights only while it runs."""
     return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+
+
+def plain_class(module: torch.nn.Module) -> type:
+    """The class that a module had before FSDP2 put its own in front."""
+    kinds = type(module).__mro__
+    names = [kind.__name__ for kind in kinds]
+    return kinds[names.index("FSDPModule") + 1] if "FSDPModule" in names else kinds[0]
+
+
+def casts(module: Any) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """To which dtypes FSDP2 casts what a sharded module gets, and what it returns; None for no cast."""
+    policy = module._get_fsdp_state()._mp_policy  # noqa: SLF001
+    return (policy.param_dtype if policy.cast_forward_inputs else None), policy.output_dtype

@@ -19,7 +19,7 @@ from probe.collect.trace.events import Place, Recorder
 from probe.collect.trace.gradients import Edges, Gradients
 from probe.collect.trace.internals import graph_task_running, is_compiled, own_parameters, version
 from probe.collect.trace.items import Leaves
-from probe.collect.trace.registry import NamedModule, Registry
+from probe.collect.trace.registry import NamedModule, Registry, gathered_parameters
 
 Stop = Callable[[Exception], None]
 """What is done with an error of the trace: raised to the trainer, or told and no more recorded."""
@@ -188,6 +188,8 @@ class Modules:
         edges = self._gradients.enter(leaves.found, [frame.edges for frame in self._stack])
         frame = Frame(name, call, recomputed, place, leaves.objects, edges)
         if self._capture is not None:
+            if named.sharded:
+                self._capture.gathered(place, name, named.module)
             originals = {ours: own or ours.__wrapped__ for own, ours in self._patched.values()}
             given = (args, kwargs)
             frame.captured = self._capture.enter(place, recorder.step, name, call, named.module, given, originals)
@@ -206,7 +208,7 @@ class Modules:
 
     def _gathered(self, named: NamedModule, name: str, call: int) -> None:
         """The whole weights, as a module of FSDP2 sees them; and their gradients, before they are reduced."""
-        weights = self._registry.own_parameters(named)
+        weights = gathered_parameters(named.module)
         if not weights:
             return
         self._recorder.emit("weights", name, call, self._recorder.items(name, weights), note="gathered")

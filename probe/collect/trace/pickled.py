@@ -1,10 +1,14 @@
-"""A module and its arguments as a pickle without tensors, without our hooks and without those of msprobe."""
+"""A module and its arguments as a pickle without tensors, without our hooks, msprobe's, and those of sharding.
+
+A module of FSDP2 becomes the plain one that it was before: the weights that it had gathered are its weights.
+"""
 
 from __future__ import annotations
 
 import io
 import operator
 import pickle
+import random
 import sys
 from collections.abc import Callable, Mapping
 from types import FunctionType
@@ -12,9 +16,15 @@ from typing import Any
 
 import torch
 
-_TOOLS = ("msprobe", "probe.collect")
+from probe.collect.trace.internals import plain_class
+
+_TOOLS = ("msprobe", "probe.collect", "torch.distributed")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_HOOKS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+_OF_STATES = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+"""Hooks of loading and saving, which no replay does."""
+_OF_SHARDING = "__composable_api_"
+"""What the keys of a module begin with under which ``torch.distributed`` keeps its own."""
 
 
 def pickled(content: Any, keep: Callable[[torch.Tensor], str], originals: Mapping[Any, Any]) -> bytes:
@@ -43,7 +53,12 @@ def pickled(content: Any, keep: Callable[[torch.Tensor], str], originals: Mappin
             if isinstance(value, torch.nn.Module):
                 reduced = value.__reduce_ex__(2)
                 if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):
-                    return (*reduced[:2], _without_tools(reduced[2]), *reduced[3:])
+                    made, kind = reduced[:2], plain_class(value)
+                    if kind is not type(value):
+                        made = (object.__new__, (kind,))
+                    return (*made, _without_tools(reduced[2]), *reduced[3:])
+            if type(value) is random.SystemRandom:
+                return random.SystemRandom, ()  # which has no state, and raises when it is asked for one
             return self._other(value)
 
         def _original(self, function: FunctionType) -> Any:
@@ -63,7 +78,8 @@ def pickled(content: Any, keep: Callable[[torch.Tensor], str], originals: Mappin
 
 def _without_tools(state: dict[str, Any]) -> dict[str, Any]:
     """A module's state without the hooks that tools have put there."""
-    made = {key: value for key, value in state.items() if not key.startswith("msprobe_")}
+    made = {key: value for key, value in state.items() if not key.startswith(("msprobe_", _OF_SHARDING))}
+    made |= {key: type(made[key])() for key in _OF_STATES if made.get(key)}
     if "forward" in made and _is_tool(made["forward"]):
         del made["forward"]
     gone: set[int] = set()

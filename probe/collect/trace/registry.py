@@ -105,17 +105,18 @@ class Registry:
         named = self.parameters.get(id(parameter))
         return named if named is not None and named.parameter is parameter else None
 
-    def own_parameters(self, named: NamedModule) -> list[tuple[str, torch.nn.Parameter]]:
-        """The parameters that a sharded module gathers: its own, and those of modules in it that do not by themselves.
 
-        Returns:
-            Dotted names in the module, and the parameters as they are now.
-        """
-        found: list[tuple[str, torch.nn.Parameter]] = []
-        waiting: list[tuple[str, torch.nn.Module]] = [("", named.module)]
-        while waiting:
-            prefix, module = waiting.pop(0)
-            found += [(f"{prefix}{name}", one) for name, one in module.named_parameters(recurse=False)]
-            inner = [(f"{prefix}{name}.", child) for name, child in module.named_children() if not is_sharded(child)]
-            waiting = [*inner, *waiting]
-        return found
+def gathered_parameters(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """The parameters that a sharded module gathers: its own, and those of modules in it that do not by themselves.
+
+    Returns:
+        Dotted names in the module, and the parameters as they are now.
+    """
+    found: list[tuple[str, torch.nn.Parameter]] = []
+    waiting: list[tuple[str, torch.nn.Module]] = [("", module)]
+    while waiting:
+        prefix, module = waiting.pop(0)
+        found += [(f"{prefix}{name}", one) for name, one in module.named_parameters(recurse=False)]
+        inner = [(f"{prefix}{name}.", child) for name, child in module.named_children() if not is_sharded(child)]
+        waiting = [*inner, *waiting]
+    return found

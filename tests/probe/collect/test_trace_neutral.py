@@ -22,11 +22,13 @@ from probe import Probe
 from probe.types import CaptureRequest, RunSpec
 
 STEPS = 20
-CAPTURED = "actor"
+CAPTURED = (("actor", True),)
+"""Which call the second of two traced runs captures: module, and whether its backward."""
 
 slow = pytest.mark.slow
 
 Train = Callable[[Probe], Any]
+Traced = Callable[..., list[bytes]]
 
 
 @pytest.fixture(autouse=True)
@@ -35,30 +37,37 @@ def global_state(torch_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def traced(tmp_path: Path) -> Iterator[Callable[[Train], list[bytes]]]:
-    """Trains without a probe and twice with a trace: nothing differs. Returns the two traces."""
+def traced(tmp_path: Path) -> Iterator[Traced]:
+    """Trains without a probe, with a trace, and with captures: nothing differs. Returns the traces."""
 
-    def run(train: Train) -> list[bytes]:
+    def run(train: Train, captures: tuple[tuple[str, bool], ...] = CAPTURED) -> list[bytes]:
         plain = train(Probe())
         found = []
-        for name in ("a", "b"):
+        for number, asked in enumerate((None, *captures)):
             # what is captured changes neither the training nor the trace
-            request = CaptureRequest(CAPTURED, 3, "actor_update", backward=True) if name == "b" else None
-            folder = str(tmp_path / name)
-            probe = Probe(RunSpec(run=name, dump_path=folder, key_data="off", trace=True, capture=request))
+            request = None if asked is None else CaptureRequest(asked[0], 3, "actor_update", backward=asked[1])
+            folder = tmp_path / str(number)
+            probe = Probe(RunSpec(run="a", dump_path=str(folder), key_data="off", trace=True, capture=request))
             try:
                 result = train(probe)
             finally:
                 probe.close()
             assert [key for key in plain if plain[key] != result[key]] == []
-            found.append((tmp_path / name / "trace/rank0.jsonl").read_bytes())
-        assert found[0] == found[1]
-        said = json.loads((tmp_path / "b/capture/capture.json").read_text())
-        assert "note" not in said, said["note"]
-        assert any(name.startswith("grad_output.") for name in said["tensors"])
+            found.append((folder / "trace/rank0.jsonl").read_bytes())
+            if asked is not None:
+                assert_captured(folder, asked[1])
+        assert len(set(found)) == 1
         return found
 
     yield run
+
+
+def assert_captured(folder: Path, backward: bool) -> None:
+    said = json.loads((folder / "capture/capture.json").read_text())
+    assert "note" not in said, said["note"]
+    wanted = ("output.", "grad_output.") if backward else ("output.", "rng.")
+    for beginning in wanted:
+        assert any(name.startswith(beginning) for name in said["tensors"]), beginning
 
 
 def exact(value: Any) -> Any:
@@ -173,6 +182,18 @@ def test_fan_out_views_in_place_shared_and_recomputed_modules(traced, recompute)
 
 
 @slow
+@pytest.mark.parametrize("recompute", ["none", "reentrant", "not reentrant"])
+def test_captures_of_parts_of_it(traced, recompute):
+    def run(probe: Probe) -> Any:
+        seeded()
+        return train(probe, Net(recompute), lambda: (torch.randint(0, 13, (2, 5)),))
+
+    inside = ("actor.blocks.0", "actor.blocks.1.qkv", "actor.blocks.1.relu", "actor.frozen", "actor.side")
+    backward = [(name, True) for name in inside if name != "actor.frozen" or recompute == "none"]
+    traced(run, (("actor", False), *((name, False) for name in inside), *backward))
+
+
+@slow
 def test_the_stock_transformer_encoder(traced):
     def run(probe: Probe) -> Any:
         seeded()
@@ -223,11 +244,13 @@ def test_qwen2_with_recomputation_and_adapters(traced, recompute, lora):
             model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "down_proj"], lora_dropout=0.1))
         return train(probe, model, lambda: (torch.randint(0, 31, (2, 6)),))
 
-    traced(run)
+    layers = "actor.base_model.model.model.layers" if lora else "actor.model.layers"
+    inside = ((f"{layers}.1.mlp.down_proj", False), (f"{layers}.0.self_attn", True)) if not (recompute and lora) else ()
+    traced(run, (*CAPTURED, *inside))
 
 
-def two_ranks(folder: Path, kind: str, trace: str) -> list[Any]:
-    """Trains with two gloo processes; returns what each of them had in the end."""
+def two_ranks(folder: Path, kind: str, trace: str, *capture: str) -> list[Any]:
+    """Trains with two gloo processes, of which rank 1 captures; returns what each of them had in the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -237,7 +260,7 @@ def two_ranks(folder: Path, kind: str, trace: str) -> list[Any]:
         variables = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         env = {**os.environ, **{name: str(value) for name, value in variables.items()}, "OMP_NUM_THREADS": "1"}
         env["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])
-        command = [sys.executable, str(script), str(folder), kind, trace, f"{kind}-{trace}"]
+        command = [sys.executable, str(script), str(folder), kind, trace, f"{kind}-{trace}", *capture]
         started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     try:
         for process in started:
@@ -254,12 +277,16 @@ def two_ranks(folder: Path, kind: str, trace: str) -> list[Any]:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fsdp2-checkpoint"])
 def test_two_ranks(tmp_path, kind):
     plain = two_ranks(tmp_path, kind, "none")
-    for name in ("a", "b"):
-        traced = two_ranks(tmp_path, kind, name)
+    captures = {"a": (), "b": ("actor.layers.1", "forward"), "c": ("actor.layers.1.up", "backward"),
+                "d": ("actor", "backward")}  # fmt: skip
+    for name, capture in captures.items():
+        traced = two_ranks(tmp_path, kind, name, *capture)
         assert exact(traced) == exact(plain)
+        if capture:
+            assert_captured(tmp_path / name, capture[1] == "backward")
     for rank in range(2):
-        a, b = ((tmp_path / name / f"trace/rank{rank}.jsonl").read_bytes() for name in ("a", "b"))
-        assert a == b
+        a, *others = ((tmp_path / name / f"trace/rank{rank}.jsonl").read_bytes() for name in captures)
+        assert others == [a, a, a]
         events = [json.loads(line) for line in a.splitlines()]
         first = [event for event in events if event["step"] == 0]
         reduced = [event for event in first if event.get("note") == "reduced"]

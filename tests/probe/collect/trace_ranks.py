@@ -1,6 +1,7 @@
-"""A rank of a data parallel training: ``python trace_ranks.py FOLDER KIND TRACE RESULT``; the environment says which.
+"""A rank of a data parallel training: ``python trace_ranks.py FOLDER KIND TRACE RESULT [MODULE DIRECTION]``.
 
-KIND is ``ddp``, ``fsdp2`` or ``fsdp2-checkpoint``; TRACE is ``none`` or the name of the dump folder.
+The environment says which. KIND is ``ddp``, ``fsdp2`` or ``fsdp2-checkpoint``; TRACE is ``none`` or the name of the
+dump folder. Of MODULE, rank 1 captures a call; DIRECTION is ``forward`` or ``backward``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from probe import Probe
-from probe.types import RunSpec
+from probe.types import CaptureRequest, RunSpec
 
 STEPS = 20
 
@@ -57,10 +58,13 @@ def local(tensor: Any) -> torch.Tensor:
 
 def main() -> None:
     folder, kind, trace, result = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+    request = None
+    if len(sys.argv) > 5:
+        request = CaptureRequest(sys.argv[5], 3, "actor_update", 1, backward=sys.argv[6] == "backward")
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rank = dist.get_rank()
-    spec = RunSpec(run=trace, dump_path=str(folder / trace), key_data="off", trace=True)
+    spec = RunSpec(run=trace, dump_path=str(folder / trace), key_data="off", trace=True, capture=request)
     probe = Probe() if trace == "none" else Probe(spec)
     torch.manual_seed(3)
     random.seed(4)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from probe.locate import Cause, First, TraceAnswer, capture_of_answer
+from probe.locate import Cause, First, TraceAnswer, capture_of_answer, why_no_capture
 from probe.types import CaptureRequest, RunSpec
 
 
-def answer(event: str, name: str, kind: str, module: str, call: int | None = 0, **difference: Any) -> TraceAnswer:
-    first = First(2, "actor_update", (1,), 3, event, name, None, call)
-    return TraceAnswer(first, Cause(kind, module, ""), 1, 7, difference=difference)
+def answer(event: str, name: str, kind: str, module: str, call: int = 0, **difference: Any) -> TraceAnswer:
+    first = First(2, "actor_update", (1,), 3, event, name, None, 9)
+    return TraceAnswer(first, Cause(kind, module, ""), 1, 7, difference=difference, call=call)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,8 @@ def answer(event: str, name: str, kind: str, module: str, call: int | None = 0, 
     [
         (answer("forward_output", "actor.a", "module_forward", "actor.a", 4), ("actor.a", 4, False, None)),
         (answer("grad_input", "actor.a", "module_backward", "actor.a", 4), ("actor.a", 4, True, None)),
-        (answer("grad_output", "actor.a.b", "module_backward", "actor.a", 4), ("actor.a", 0, True, None)),
+        (answer("grad_output", "actor.a.b", "module_backward", "actor.a", 4), ("actor.a", 4, True, None)),
+        (answer("forward_input", "actor.a.b", "module_input", "actor.a", 2), ("actor.a", 2, False, None)),
         (answer("param_grad", "actor.a.weight", "gradient", "actor.a.weight"), ("actor.a", 0, True, "weight")),
     ],
 )
@@ -42,3 +43,6 @@ def test_what_is_captured(given, expected):
 )
 def test_what_is_no_modules_is_not(given):
     assert capture_of_answer(given) is None
+    assert given.cause.kind in ("weights", "gradient")
+    assert why_no_capture(given, traced=True).partition(" ")[2].startswith(("weights differ", "gradient is changed"))
+    assert "record.trace" in why_no_capture(None, traced=False)

@@ -365,6 +365,21 @@ class TestCheckpointing:
         assert (answer.cause.kind, answer.cause.name) == ("module_backward", BLOCK)
 
 
+def test_the_call_of_the_enclosing_module_is_known(locate: Locate) -> None:
+    events = training()
+    at = find(events, 1, "forward_input", f"{BLOCK}.down", stage=GENERATE, call=2)
+    answer = locate({0: events}, {0: from_on(events, at)})
+    assert (answer.cause.name, answer.call) == (BLOCK, 2)
+
+
+def test_a_residual_that_passes_its_part_on_first_does_not_end_a_backward(locate: Locate) -> None:
+    events = training()
+    at = find(events, 1, "grad_output", f"{BLOCK}.up", stage=UPDATE)
+    events.insert(at, {**events[at], "kind": "grad_input", "name": BLOCK})
+    answer = locate({0: events}, {0: from_on(events, at + 1)})
+    assert (answer.cause.kind, answer.cause.name, answer.call) == ("module_backward", BLOCK, 0)
+
+
 def test_the_events_around_it_show_how_it_spreads(locate: Locate) -> None:
     events = training()
     at = find(events, 1, "forward_output", f"{BLOCK}.down", stage=UPDATE)

@@ -104,6 +104,19 @@ class Held(Steady):
         self.lock = threading.Lock()
 
 
+class Two(torch.nn.Module):
+    """Of two modules, it uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.scale = torch.nn.Parameter(torch.rand(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.used(x) * self.scale
+        return result
+
+
 class Model(torch.nn.Module):
     def __init__(self, part: torch.nn.Module) -> None:
         super().__init__()

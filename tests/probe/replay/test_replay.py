@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import safetensors.numpy
 
-from probe.errors import DumpError, UsageError
+from probe.errors import DumpError
 from probe.replay import replay_check, summary
 from probe.store.packing import pack
 from probe.store.reader import read_dump
@@ -149,13 +149,6 @@ def test_a_damaged_capture_is_one_sentence(captured, how):
     with pytest.raises(DumpError) as raised:
         replay_check(dump, 2)
     assert len(str(raised.value).splitlines()) == 1
-
-
-def test_what_holds_no_capture(tmp_path, captured):
-    with pytest.raises(UsageError, match="no such folder"):
-        replay_check(tmp_path / "nowhere")
-    with pytest.raises(DumpError, match="no captured module"):
-        replay_check(tmp_path)
 
 
 @slow
