@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,6 @@ class Capture:
         call: int,
         module: torch.nn.Module,
         given: tuple[tuple[Any, ...], dict[str, Any]],
-        originals: Mapping[Any, Any],
     ) -> bool:
         """A module is entered. Returns whether it is captured.
 
@@ -78,7 +76,6 @@ class Capture:
             call: Number of the call.
             module: The module.
             given: Its arguments.
-            originals: The trace's stand-ins for functions.
         """
         asked = self._request
         here = (name, call, step, place.stage, place.rank, place.micro_step)
@@ -89,12 +86,12 @@ class Capture:
         self._place, self._note = place, None
         try:
             with torch.no_grad(), without_modes():
-                self._take(module, given, originals)
+                self._take(module, given)
         except Exception as error:  # noqa: BLE001  (classes of the trainer's raise anything; the training goes on)
             self._give_up(error)
         return True
 
-    def _take(self, module: torch.nn.Module, given: Any, originals: Mapping[Any, Any]) -> None:
+    def _take(self, module: torch.nn.Module, given: Any) -> None:
         names = {id(one): f"weights.{name}" for name, one in module.named_parameters()}
         self._parameters = {name for name, _ in module.named_parameters()}
         names |= {id(one): f"buffers.{name}" for name, one in module.named_buffers()}
@@ -114,8 +111,8 @@ class Capture:
             return name
 
         self._random_states()
-        self._pickles = {store.MODULE: pickled(module, keep, originals)}
-        self._pickles[store.CALL] = pickled(given, keep, originals)
+        self._pickles = {store.MODULE: pickled(module, keep)}
+        self._pickles[store.CALL] = pickled(given, keep)
         for name, parameter in module.named_parameters():
             if parameter.grad is not None:
                 self._keep(f"before.{name}", parameter.grad)
