@@ -51,6 +51,8 @@ class Context:
     """Whether an optimizer was seen."""
     enclosing: str | None = None
     """The module that was entered and not left; in a backward, the one whose gradient arrived and was not passed on."""
+    last_inside: str | None = None
+    """Of a module's output: the last module inside it that gave one, in the same call."""
     hidden: list[TraceEvent] = field(default_factory=list)
     """What could not be observed in the same stage entry: the last ``HIDDEN``, oldest first."""
 
@@ -84,6 +86,7 @@ class _Walk:
         self._in_backward = True
         self._parsed = 0
         self._nearest = _Nearest(event)
+        self._inside = event.kind == "forward_output"
 
     def take(self, line: bytes) -> bool:
         """Looks at one line; False when nothing further back matters."""
@@ -130,6 +133,10 @@ class _Walk:
         if found.kind == "not_observed" and len(context.hidden) < HIDDEN:
             context.hidden.append(found)
         self._nearest.take(found)
+        if self._inside and found.kind in _FORWARD and found.recomputed == self._event.recomputed:
+            inner = found.kind == "forward_output" and found.label.startswith(f"{self._event.label}.")
+            context.last_inside = found.label if inner else None
+            self._inside = False
 
 
 class _Nearest:
@@ -151,6 +158,8 @@ class _Nearest:
             return  # checkpointing never leaves the last modules that it runs again
         if found.kind in self._stops:
             self._over = True
+        elif found.kind == self._opens and self._stops and self._event.label.startswith(f"{found.label}."):
+            self._ancestor, self._over = found.label, True  # of what it passes on, parts may have come before the rest
         elif found.kind == self._closes:
             self._closed[found.label] += 1
         elif found.kind == self._opens and self._closed[found.label]:

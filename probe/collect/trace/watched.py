@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import FunctionType
+from collections.abc import Callable
 from typing import Any
 
 
@@ -23,10 +23,11 @@ class Watched:
         (True, 3)
     """
 
-    def __init__(self, own: Any, watching: FunctionType) -> None:
+    def __init__(self, own: Any, watching: Callable[..., Any]) -> None:
         self.own = own
         self._watching = watching
 
     def __get__(self, instance: object | None, owner: type | None = None) -> Any:
         """The method of an instance, the function of the class."""
-        return self.own if instance is None else self._watching.__get__(instance, owner)
+        watching: Any = self._watching
+        return self.own if instance is None else watching.__get__(instance, owner)
