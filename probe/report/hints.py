@@ -2,8 +2,8 @@
 
 A hint of the file says for which causes it is, and may say more of where it applies: ``events``, ``modules`` (patterns
 for the class of the module or the last part of its name), ``operations`` (patterns), ``stages``, ``devices``,
-``several_ranks``, ``roles`` of models, ``later`` than the first step. Where the operation is known, it decides; else the
-module does.
+``several_ranks``, ``roles`` of models, ``later`` than the first step. Where the operation is known, it decides, else
+the module does.
 """
 
 from __future__ import annotations
