@@ -336,6 +336,7 @@ def swapped_ranks(sharing: Sequence[RankTrace]) -> tuple[int, int] | None:
 def _parameter_gradient(event: TraceEvent, found: RankTrace) -> Cause:
     """A module whose backward gives several gradients may have the parameter's first."""
     module = event.label.rpartition(".")[0]
+    others, passed_on = 0, False
     for later in found.following:
         same_place = (later.event.step, later.event.stage, later.event.micro_step) == (
             event.step,
@@ -346,6 +347,11 @@ def _parameter_gradient(event: TraceEvent, found: RankTrace) -> Cause:
             break
         if (later.event.kind, later.event.name, later.status) == ("grad_input", module, "different"):
             return Cause("module_backward", module, "same gradient arrived, different ones came out of its backward")
+        others += later.event.kind == "param_grad" and later.event.label.rpartition(".")[0] != module
+        passed_on |= later.event.kind in ("grad_output", "grad_input")
+    if others and not passed_on:
+        why = f"this parameter's gradient and {others} of other modules differ, none that is passed on does: what they"
+        return Cause("gradient", event.label, f"{why} held before (zero_grad), accumulation, or their backward alike")
     why = "the gradients before it are the same, this parameter's is not: its module's backward, or accumulation"
     return Cause("gradient", event.label, why)
 

@@ -116,6 +116,14 @@ def test_a_parameters_gradient_alone_is_its_accumulation(locate: Locate) -> None
     assert (answer.cause.kind, answer.cause.name) == ("gradient", f"{BLOCK}.up.weight")
 
 
+def test_gradients_of_many_parameters_and_none_that_is_passed_on_are_what_they_held_before(locate: Locate) -> None:
+    events = training()
+    held = [at for at, event in enumerate(events) if event["step"] == 1 and event["kind"] == "param_grad"]
+    cause = locate({0: events}, {0: from_on(events, *held, following=False)}).cause
+    assert (cause.kind, cause.name) == ("gradient", f"{BLOCK}.down.weight")
+    assert "zero_grad" in cause.explanation
+
+
 def test_a_module_that_gives_its_parameter_and_its_input_other_gradients_is_the_cause(locate: Locate) -> None:
     events = training()
     answer = locate({0: events}, {0: from_on(events, find(events, 1, "param_grad", f"{BLOCK}.up.weight"))})
