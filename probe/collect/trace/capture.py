@@ -84,14 +84,15 @@ class Capture:
         if here != (asked.name, asked.call, asked.step, asked.stage, asked.rank, asked.micro_step):
             return False
         self._place, self._note = place, None
+        grad = torch.is_grad_enabled()  # which is another thing below
         try:
             with torch.no_grad(), without_modes():
-                self._take(module, given)
+                self._take(module, given, grad)
         except Exception as error:  # noqa: BLE001  (classes of the trainer's raise anything; the training goes on)
             self._give_up(error)
         return True
 
-    def _take(self, module: torch.nn.Module, given: Any) -> None:
+    def _take(self, module: torch.nn.Module, given: Any, grad: bool) -> None:
         names = {id(one): f"weights.{name}" for name, one in module.named_parameters()}
         self._parameters = {name for name, _ in module.named_parameters()}
         names |= {id(one): f"buffers.{name}" for name, one in module.named_buffers()}
@@ -117,7 +118,7 @@ class Capture:
             if parameter.grad is not None:
                 self._keep(f"before.{name}", parameter.grad)
         self._info |= {"module": f"{type(module).__module__}.{type(module).__qualname__}"}
-        self._info |= {"inputs": _items(leaves.found), "settings": _settings(module), "path": sys.path}
+        self._info |= {"inputs": _items(leaves.found), "settings": _settings(module, grad), "path": sys.path}
 
     def leave(self, found: list[Leaf]) -> None:
         """The captured call has returned these."""
@@ -225,7 +226,7 @@ def _items(found: list[Leaf]) -> list[Any]:
     return [[*item[:3], item[3] if isinstance(item[3], str) else item[3].text()] for item in made]
 
 
-def _settings(module: torch.nn.Module) -> dict[str, Any]:
+def _settings(module: torch.nn.Module, grad: bool) -> dict[str, Any]:
     """The settings of torch that are in effect."""
     kinds = {"cpu", *(one.device.type for one in module.parameters())} - {"meta"}
     return {
@@ -233,7 +234,7 @@ def _settings(module: torch.nn.Module) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "grad": torch.is_grad_enabled(),
+        "grad": grad,
         "inference": torch.is_inference_mode_enabled(),
         "training": module.training,
         "matmul": torch.get_float32_matmul_precision(),
