@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from probe.collect.trace import Tracer
@@ -48,4 +49,5 @@ def save(
             traced.append((path, saved))
         entry = (*place, path, stage) if spec.key_data != "off" else None
         background.submit(partial(write, writer, entry, shot, saved), shot.size)
+    traced.sort(key=itemgetter(0))  # the order in which a dictionary was filled is no value
     tracer.data(tag, rank, micro_step, stage, traced)

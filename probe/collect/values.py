@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import index
+from operator import index, itemgetter
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -257,6 +257,18 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, Empty("dict" if isinstance(value, Mapping) else "list")
     for name, child in children:
         yield from leaves(child, f"{path}.{name}" if path else name)
+
+
+def in_order(values: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    """Keys as names, and what they hold, by name: the order in which a dictionary was filled is no value of its own.
+
+    Example:
+        >>> in_order({"mask": 1, "ids": 2})
+        [('ids', 2), ('mask', 1)]
+    """
+    named = [(key if type(key) is str and key.isidentifier() else escaped(key), one) for key, one in values.items()]
+    named.sort(key=itemgetter(0))
+    return named
 
 
 def escaped(key: object) -> str:

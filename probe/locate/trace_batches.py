@@ -1,7 +1,8 @@
-"""Whether two runs gave a model the same rows in other portions: batching, which is no module's fault."""
+"""Whether two runs gave a model the same rows in other portions or the same batches in another order."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from probe.compare.trace_found import RankTrace
@@ -64,10 +65,30 @@ def other_axis(one: tuple[Item, ...], two: tuple[Item, ...]) -> tuple[str, int] 
     return None
 
 
+def is_reordered(found: RankTrace) -> bool:
+    """Whether a stage's model is given the same in both runs, call for call, in another order.
+
+    Raises:
+        DumpError: A trace cannot be read any more, or holds what is no event.
+    """
+    difference = found.first
+    if difference is None or difference.a is None or difference.b is None or not found.file or not found.other:
+        return False
+    one = [event.items for event in _alike(found.file, found.offset, difference.event)]
+    two = [event.items for event in _alike(found.other, found.other_offset, difference.event)]
+    return one != two and Counter(one) == Counter(two)
+
+
 def _sizes(file: TraceFile, offset: int, event: TraceEvent, path: str, axis: int) -> tuple[int, ...]:
     """Sizes of the same item in all events of the same kind, name and stage, from a place to the end of the step."""
+    alike = _alike(file, offset, event)
+    return tuple(item[2][axis] for other in alike for item in other.items if item[0] == path and len(item[2]) > axis)
+
+
+def _alike(file: TraceFile, offset: int, event: TraceEvent) -> list[TraceEvent]:
+    """The events of the same kind, name and stage, from a place to the end of the step."""
     kind = b'%s%s"' % (KIND, event.kind.encode())
-    found: list[int] = []
+    found: list[TraceEvent] = []
     try:
         for line in file.lines_from(offset):
             if step_of(line[line.rfind(STEP) :]) != event.step or len(found) > _MOST_PORTIONS:
@@ -76,10 +97,10 @@ def _sizes(file: TraceFile, offset: int, event: TraceEvent, path: str, axis: int
                 continue
             other = parse_event(line)
             if (other.name, other.stage, other.recomputed) == (event.name, event.stage, event.recomputed):
-                found += [item[2][axis] for item in other.items if item[0] == path and len(item[2]) > axis]
+                found.append(other)
     except NO_EVENT as error:
         raise DumpError(f"{file.path}: a line is damaged ({error})") from error
-    return tuple(found)
+    return found
 
 
 def _listed(sizes: tuple[int, ...]) -> str:

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from probe.compare.trace_found import EventDifference, RankTrace
 from probe.locate.cause import Cause
-from probe.locate.trace_batches import other_axis, portions_of
+from probe.locate.trace_batches import is_reordered, other_axis, portions_of
 from probe.locate.trace_context import Context, last_before, last_items
+from probe.locate.trace_saved import saved_later
 from probe.store.trace_events import ROWS_KEPT, Item, TraceEvent
 from probe.types import STAGE_OF_TAG
 
@@ -77,6 +78,9 @@ def _calls(difference: EventDifference, found: RankTrace) -> Cause | None:
         said = f"; {'b' if two is None else 'a'} has {instead.label} ({instead.kind}) there" if instead else ""
         if event.kind == "not_observed":
             return Cause("calls", event.label, f"could not be observed in {runs} ({event.note}){said}")
+        if event.kind == "optimizer":
+            why = "an update that was skipped or made once more (a loss scaler, accumulation, control flow)"
+            return Cause("calls", event.label, f"{_does(event)} is in {runs}{said}: {why}")
         return Cause("calls", event.label, f"{_does(event)}{call} in {runs}{said}: caching, batching or control flow")
     if one.items == two.items and one.rows == two.rows:
         if one.call != two.call:
@@ -111,6 +115,8 @@ def _does(event: TraceEvent) -> str:
             return f"{event.label} was called" + (" again by gradient checkpointing" if event.recomputed else "")
         case "data":
             return f"{event.label} was saved"
+        case "optimizer":
+            return f"a step of the optimizer of {event.role} ({event.label.partition(':')[2]})"
         case "stage_start" | "stage_end":
             return f"stage {event.label} was {'entered' if event.kind == 'stage_start' else 'left'}"
         case _:
@@ -129,23 +135,28 @@ def _by_kind(  # noqa: C901 - one case for each row of the table of causes
         case "data":
             return _data(difference, around, sharing)
         case "forward_output":
-            return Cause("module_forward", name, f"same inputs and weights, different output{again}{_form(difference)}")
+            why = f"same inputs and weights, different output{again}{_form(difference)}{_own_code(around)}"
+            return Cause("module_forward", name, why)
         case "forward_input" if event.is_root and event.stage == GENERATION and around.root_left:
             why = "the model gave the same outputs, then got another token: the generation's seed, or code between them"
             return Cause("sampling", "responses", why)
+        case "forward_input" if event.is_root and enclosing is None and is_reordered(found):
+            why = f"{name} gets the same in both runs, call for call, in another order: the order of the batches"
+            return Cause("data", name, f"{why}{_form(difference)}", permutation=True)
         case "forward_input" if event.is_root and enclosing is None:
             why = f"everything before is the same, what {name} got is not: code before the model"
             return Cause("data", name, f"{why}{_form(difference)}")
         case "forward_input":
             outer = enclosing or name.rpartition(".")[0] or name
             why = f"everything before {name} is the same, its inputs are not: code of {outer} between its modules"
+            why += _behind(around, outer)
             return Cause("module_input", outer, f"{why}{again}{_form(difference)}")
         case "grad_output" if not around.gradient_before:
-            why = "the forward pass is the same, the first gradient is not: code after the model, or its backward"
-            return Cause("loss", name, why)
+            return _loss(name, found)
         case "grad_output":
             outer = enclosing or name.rpartition(".")[0] or name
             why = f"the gradients before {name} are the same, the one that arrived is not: the backward of {outer}"
+            why += " between its modules, or a hook on gradients there"
             return Cause("module_backward", outer, why)
         case "grad_input":
             return Cause("module_backward", name, "same gradient arrived, a different one was passed on")
@@ -158,6 +169,37 @@ def _by_kind(  # noqa: C901 - one case for each row of the table of causes
             return _optimizer(difference, found, parameter)
         case _:
             return Cause("calls", name, f"{name} ({event.kind}) is not the same in both runs: control flow")
+
+
+def _own_code(around: Context) -> str:
+    """Where in a module that has others inside its output became different."""
+    last = around.last_inside
+    return f"; the modules inside gave the same, {last} last: its own code behind that, or a hook" if last else ""
+
+
+def _behind(around: Context, outer: str) -> str:
+    """The last module before a place in the code of another."""
+    for earlier in reversed(around.before):
+        if earlier.kind == "forward_output" and earlier.label.startswith(f"{outer}."):
+            return f", behind {earlier.label}, or a hook"
+        if earlier.label == outer:
+            break
+    return ", or a hook"
+
+
+def _loss(name: str, found: RankTrace) -> Cause:
+    """A first gradient that differs: what is saved of the stage later tells the loss from its backward."""
+    why = "the forward pass is the same, the first gradient is not"
+    later = saved_later(found)
+    same = ", ".join(later.same[:_SHOWN])
+    if later.different:
+        tag = later.different[0]
+        but = f"{same} is the same, {tag} is not" if same else f"{tag} is not the same"
+        return Cause("loss", tag, f"{why}; of what is saved later, {but}: code after the model that makes {tag}")
+    if same:
+        why += f"; {same}, saved later, is the same: the backward of the code after the model"
+        return Cause("loss", name, why)
+    return Cause("loss", name, f"{why}: code after the model, or its backward")
 
 
 def _form(difference: EventDifference) -> str:
@@ -294,6 +336,7 @@ def swapped_ranks(sharing: Sequence[RankTrace]) -> tuple[int, int] | None:
 def _parameter_gradient(event: TraceEvent, found: RankTrace) -> Cause:
     """A module whose backward gives several gradients may have the parameter's first."""
     module = event.label.rpartition(".")[0]
+    others, passed_on = 0, False
     for later in found.following:
         same_place = (later.event.step, later.event.stage, later.event.micro_step) == (
             event.step,
@@ -304,6 +347,11 @@ def _parameter_gradient(event: TraceEvent, found: RankTrace) -> Cause:
             break
         if (later.event.kind, later.event.name, later.status) == ("grad_input", module, "different"):
             return Cause("module_backward", module, "same gradient arrived, different ones came out of its backward")
+        others += later.event.kind == "param_grad" and later.event.label.rpartition(".")[0] != module
+        passed_on |= later.event.kind in ("grad_output", "grad_input")
+    if others and not passed_on:
+        why = f"this parameter's gradient and {others} of other modules differ, none that is passed on does: what they"
+        return Cause("gradient", event.label, f"{why} held before (zero_grad), accumulation, or their backward alike")
     why = "the gradients before it are the same, this parameter's is not: its module's backward, or accumulation"
     return Cause("gradient", event.label, why)
 
@@ -339,8 +387,11 @@ def _optimizer(difference: EventDifference, found: RankTrace, parameter: str) ->
         case "clipped":
             return Cause("optimizer", parameter, "the gradients are the same before clipping, not after it")
         case "state":
-            return Cause("optimizer", parameter, "the gradients are the same, the optimizer's state after them is not")
+            why = "the gradients are the same, the optimizer's state after them is not"
+            why += ": this step, or what wrote to the state or its settings since the one before"
+            return Cause("optimizer", parameter, why)
         case "weights":
-            return Cause("optimizer", parameter, "the gradients are the same, the weights after the update are not")
+            why = "the gradients and the optimizer's state are the same, the weights after the update are not"
+            return Cause("optimizer", parameter, why)
         case _:
             return Cause("optimizer", event.label, "the gradients before it are the same, the optimizer is not")

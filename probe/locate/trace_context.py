@@ -53,6 +53,8 @@ class Context:
     """The module that was entered and not left; in a backward, the one whose gradient arrived and was not passed on."""
     enclosing_call: int | None = None
     """The number of that call of it."""
+    last_inside: str | None = None
+    """Of a module's output: the last module inside it that gave one, in the same call."""
     hidden: list[TraceEvent] = field(default_factory=list)
     """What could not be observed in the same stage entry: the last ``HIDDEN``, oldest first."""
 
@@ -86,6 +88,7 @@ class _Walk:
         self._in_backward = True
         self._parsed = 0
         self._nearest = _Nearest(event)
+        self._inside = event.kind == "forward_output"
 
     def take(self, line: bytes) -> bool:
         """Looks at one line; False when nothing further back matters."""
@@ -133,6 +136,10 @@ class _Walk:
         if found.kind == "not_observed" and len(context.hidden) < HIDDEN:
             context.hidden.append(found)
         self._nearest.take(found)
+        if self._inside and found.kind in _FORWARD and found.recomputed == self._event.recomputed:
+            inner = found.kind == "forward_output" and found.label.startswith(f"{self._event.label}.")
+            context.last_inside = found.label if inner else None
+            self._inside = False
 
 
 class _Nearest:
@@ -154,9 +161,10 @@ class _Nearest:
             return  # checkpointing never leaves the last modules that it runs again
         if found.kind in self._stops:
             self._over = True
+        elif found.kind == self._opens and self._stops and self._event.label.startswith(f"{found.label}."):
+            self._ancestor, self._over = found, True  # of what it passes on, parts may have come before the rest
         elif found.kind == self._closes:
-            # what a residual passes on is a part: the backward of what is around the event goes on
-            self._closed[found.label] += not (self._stops and self._event.label.startswith(f"{found.label}."))
+            self._closed[found.label] += 1
         elif found.kind == self._opens and self._closed[found.label]:
             self._closed[found.label] -= 1
         elif found.kind == self._opens:

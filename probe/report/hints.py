@@ -2,7 +2,8 @@
 
 A hint of the file says for which causes it is, and may say more of where it applies: ``events``, ``modules`` (patterns
 for the class of the module or the last part of its name), ``operations`` (patterns), ``stages``, ``devices``,
-``several_ranks``. Where the operation is known, it decides; else the module does.
+``several_ranks``, ``roles`` of models, ``later`` than the first step. Where the operation is known, it decides, else
+the module does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from importlib import resources
 from typing import Any
 
 from probe.store.trace_events import KINDS
-from probe.types import STAGES
+from probe.types import ROLES_OF_STAGE, STAGES
 
 CAUSES = (
     *("module_forward", "module_backward", "module_input", "weights", "buffers", "rng", "data", "sampling"),
@@ -51,6 +52,8 @@ class Situation:
     devices: frozenset[str] = frozenset()
     """Kinds of device that the models are on; empty where nobody knows."""
     several_ranks: bool = True
+    step: int | None = None
+    """The step of the first difference; None where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,9 @@ class Hint:
     devices: tuple[str, ...] = ()
     several_ranks: bool = False
     """Whether it is for trainings of several ranks only."""
+    roles: tuple[str, ...] = ()
+    later: bool = False
+    """Whether it is for what does not differ from the first step on."""
 
     def score(self, found: Situation) -> int | None:
         """How closely it speaks of a situation; None where it does not."""
@@ -84,6 +90,8 @@ class Hint:
             or (self.events and found.event not in self.events)
             or (self.stages and found.stage not in self.stages)
             or (self.several_ranks and not found.several_ranks)
+            or (self.roles and found.name and found.name.partition(".")[0] not in self.roles)
+            or (self.later and found.step == 0)
         )
         if unlike:
             return None
@@ -182,6 +190,7 @@ def situation_of(document: dict[str, Any], environments: Iterable[dict[str, Any]
         first.get("stage"),
         frozenset(device for one in known for device in _devices(one)),
         any(world > 1 for world in worlds) if worlds else True,
+        first.get("step"),
     )
 
 
@@ -216,9 +225,9 @@ def _hint(raw: Any, number: int) -> Hint:
             raise ValueError(f"{where}.{key}: must be text")
     if not re.fullmatch(r"https://[^\s]+", raw["source"]):
         raise ValueError(f"{where}.source: must be an address that begins with https://")
-    if not isinstance(raw.get("several_ranks", False), bool):
-        raise ValueError(f"{where}.several_ranks: must be true or false")
-    several = raw.get("several_ranks", False)
+    for key in ("several_ranks", "later"):
+        if not isinstance(raw.get(key, False), bool):
+            raise ValueError(f"{where}.{key}: must be true or false")
     return Hint(
         raw["id"],
         raw["text"],
@@ -229,7 +238,9 @@ def _hint(raw: Any, number: int) -> Hint:
         _patterns(raw, "operations", where),
         _words(raw, "stages", where, STAGES),
         _words(raw, "devices", where, DEVICES),
-        several,
+        raw.get("several_ranks", False),
+        _words(raw, "roles", where, sorted({role for roles in ROLES_OF_STAGE.values() for role in roles})),
+        raw.get("later", False),
     )
 
 

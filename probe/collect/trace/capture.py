@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,6 @@ class Capture:
         call: int,
         module: torch.nn.Module,
         given: tuple[tuple[Any, ...], dict[str, Any]],
-        originals: Mapping[Any, Any],
     ) -> bool:
         """A module is entered. Returns whether it is captured.
 
@@ -81,7 +79,6 @@ class Capture:
             call: Number of the call.
             module: The module.
             given: Its arguments.
-            originals: The trace's stand-ins for functions.
         """
         asked = self._request
         here = (name, call, step, place.stage, place.rank, place.micro_step)
@@ -90,14 +87,15 @@ class Capture:
         if here != (asked.name, asked.call, asked.step, asked.stage, asked.rank, asked.micro_step):
             return False
         self._place, self._note = place, None
+        grad = torch.is_grad_enabled()  # which is another thing below
         try:
             with torch.no_grad(), without_modes():
-                self._take(module, given, originals)
+                self._take(module, given, grad)
         except Exception as error:  # noqa: BLE001  (classes of the trainer's raise anything; the training goes on)
             self._give_up(error)
         return True
 
-    def _take(self, module: torch.nn.Module, given: Any, originals: Mapping[Any, Any]) -> None:
+    def _take(self, module: torch.nn.Module, given: Any, grad: bool) -> None:
         names = {id(one): f"weights.{name}" for name, one in module.named_parameters()}
         self._parameters = {name for name, _ in module.named_parameters()}
         names |= {id(one): f"buffers.{name}" for name, one in module.named_buffers()}
@@ -122,15 +120,15 @@ class Capture:
             return name
 
         self._random_states()
-        self._pickles = {store.MODULE: pickled(module, keep, originals)}
-        self._pickles[store.CALL] = pickled(given, keep, originals)
+        self._pickles = {store.MODULE: pickled(module, keep)}
+        self._pickles[store.CALL] = pickled(given, keep)
         for name, parameter in module.named_parameters():
             if parameter.grad is not None and f"weights.{name}" not in self._awaited:
                 self._keep(f"before.{name}", parameter.grad)
         kind = plain_class(module)
         self._info |= {"module": f"{kind.__module__}.{kind.__qualname__}"}
         self._info["casts"] = {path: list(map(_short, casts(one))) for path, one in inside.items() if path}
-        self._info |= {"inputs": _items(leaves.found), "settings": _settings(module), "path": sys.path}
+        self._info |= {"inputs": _items(leaves.found), "settings": _settings(module, grad), "path": sys.path}
         self._info["code"] = store.code_of({plain_class(one).__module__ for one in module.modules()})
 
     def gathered(self, place: Place, name: str, module: torch.nn.Module) -> None:
@@ -271,7 +269,7 @@ def _items(found: list[Leaf]) -> list[Any]:
     return [[*item[:3], item[3] if isinstance(item[3], str) else item[3].text()] for item in made]
 
 
-def _settings(module: torch.nn.Module) -> dict[str, Any]:
+def _settings(module: torch.nn.Module, grad: bool) -> dict[str, Any]:
     """The settings of torch that are in effect."""
     kinds = {"cpu", *(one.device.type for one in module.parameters())} - {"meta"}
     return {
@@ -279,7 +277,7 @@ def _settings(module: torch.nn.Module) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "grad": torch.is_grad_enabled(),
+        "grad": grad,
         "inference": torch.is_inference_mode_enabled(),
         "training": module.training,
         "matmul": torch.get_float32_matmul_precision(),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from probe.collect.values import escaped
+from probe.collect.values import in_order
 from probe.errors import RecordError
 
 Leaf = tuple[str, Any]
@@ -70,8 +70,8 @@ class Leaves:
 
     def _open(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, dict | Mapping):
-            for key, child in value.items():
-                self.add(f"{path}.{key if type(key) is str and key.isidentifier() else escaped(key)}", child, depth)
+            for key, child in in_order(value):
+                self.add(f"{path}.{key}", child, depth)
         elif isinstance(value, tuple | list):
             for index, child in enumerate(value):
                 self.add(f"{path}.{index}", child, depth)
@@ -100,7 +100,7 @@ class Leaves:
 
 def _children(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        return [(escaped(key), child) for key, child in value.items()]
+        return in_order(value)
     if isinstance(value, tuple | list):
         return [(str(index), child) for index, child in enumerate(value)]
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]

@@ -1,6 +1,7 @@
 """Modules entered and left: ``forward`` of their classes is replaced, and put back when the probe closes.
 
-On the class, ``module.forward(…)`` is seen too, pickling and copying work, and signatures stay.
+On the class, ``module.forward(…)`` is seen too, pickling and copying work, and signatures stay. Who asks the class gets
+the function that was there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from probe.collect.trace.gradients import Edges, Gradients
 from probe.collect.trace.internals import graph_task_running, is_compiled, own_parameters, version
 from probe.collect.trace.items import Leaves
 from probe.collect.trace.registry import NamedModule, Registry, gathered_parameters
+from probe.collect.trace.watched import Watched
 
 Stop = Callable[[Exception], None]
 """What is done with an error of the trace: raised to the trainer, or told and no more recorded."""
@@ -86,7 +88,7 @@ class Modules:
                 self._tell(named, "torch.compile or torch.jit runs it; its inside cannot be seen")
             elif "forward" in named.module.__dict__:
                 self._tell(named, "its own forward takes the place of its class's")
-            elif kind not in self._patched and not self._patch(kind):
+            elif not self._is_watched(kind) and not self._patch(kind):
                 self._tell(named, "its forward is no function")
 
     def restore(self) -> None:
@@ -100,6 +102,10 @@ class Modules:
             else:
                 kind.forward = own  # type: ignore[attr-defined]
         self._patched.clear()
+
+    def _is_watched(self, kind: type) -> bool:
+        """Whether a class has our ``forward``: a library may have put its own there since."""
+        return kind in self._patched and kind.__dict__.get("forward") is self._patched[kind][1]
 
     def _tell(self, named: NamedModule, why: str) -> None:
         name = named.in_stage(None)[1]
@@ -136,8 +142,9 @@ class Modules:
             watching.leave(frame, result)
             return result
 
-        kind.forward = forward  # type: ignore[attr-defined]
-        self._patched[kind] = (own, forward)
+        stands = Watched(seen, forward)
+        kind.forward = stands  # type: ignore[attr-defined]
+        self._patched[kind] = (own, stands)
         return True
 
     @property
@@ -190,9 +197,7 @@ class Modules:
         if self._capture is not None:
             if named.sharded:
                 self._capture.gathered(place, name, named.module)
-            originals = {ours: own or ours.__wrapped__ for own, ours in self._patched.values()}
-            given = (args, kwargs)
-            frame.captured = self._capture.enter(place, recorder.step, name, call, named.module, given, originals)
+            frame.captured = self._capture.enter(place, recorder.step, name, call, named.module, (args, kwargs))
         return frame
 
     def _changed(self, module: torch.nn.Module, role: str, name: str, place: Place) -> None:

@@ -10,13 +10,14 @@ import operator
 import pickle
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import torch
 
 from probe.collect.trace.internals import plain_class
+from probe.collect.trace.watched import Watched
 
 _TOOLS = ("msprobe", "probe.collect", "torch.distributed")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -27,13 +28,12 @@ _OF_SHARDING = "__composable_api_"
 """What the keys of a module begin with under which ``torch.distributed`` keeps its own."""
 
 
-def pickled(content: Any, keep: Callable[[torch.Tensor], str], originals: Mapping[Any, Any]) -> bytes:
+def pickled(content: Any, keep: Callable[[torch.Tensor], str]) -> bytes:
     """Pickles by reference, and by value what the main script defines, where cloudpickle is installed.
 
     Args:
         content: What is pickled.
         keep: Takes a tensor, and gives the name that stands for it.
-        originals: The trace's stand-ins, and the functions whose place they take.
 
     Raises:
         Exception: It cannot be pickled; anything that a class raises.
@@ -48,8 +48,8 @@ def pickled(content: Any, keep: Callable[[torch.Tensor], str], originals: Mappin
             return keep(value) if isinstance(value, torch.Tensor) else None
 
         def reducer_override(self, value: Any) -> Any:
-            if isinstance(value, FunctionType) and value in originals:
-                return self._original(originals[value])
+            if isinstance(value, Watched):
+                return self._original(value.own)
             if isinstance(value, torch.nn.Module):
                 reduced = value.__reduce_ex__(2)
                 if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):

@@ -246,6 +246,24 @@ class Calls(Parent):
         return super().forward(x + 1, **kwargs)
 
 
+class Checkpointed(Parent):
+    """Runs its child again in the backward, unless something stands in the place of its class's ``forward``."""
+
+    ran = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if type(self).forward is not _CHECKPOINTED:
+            return self.inner(x)
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        self.ran += 1
+        return self.child(x).exp()
+
+
+_CHECKPOINTED = Checkpointed.forward
+
+
 class TestModules:
     def test_the_root_forward_calls_shared_modules_and_nested_values(self, trace):
         model, x = Parent(), torch.ones(1, 2)
@@ -338,6 +356,65 @@ class TestModules:
         left = [e for e in events if e.get("note") == "left by RuntimeError"]
         assert [(e["kind"], e["name"], e["call"]) for e in left] == [("forward_output", "actor", 0)]
         assert seen(events, *FORWARD)[-1] == ("forward_output", "actor", 1)
+
+    def test_a_layer_that_looks_at_its_own_class_is_checkpointed_as_without_a_trace(self, trace):
+        """As transformers' layers do: only the outermost ``forward`` of a class checkpoints."""
+
+        def run(probe: Probe | None) -> int:
+            model = Checkpointed()
+            if probe is not None:
+                probe.attach(actor=model)
+                with probe.stage("actor_update"):
+                    model(torch.ones(1, 2)).sum().backward()
+            else:
+                model(torch.ones(1, 2)).sum().backward()
+            return model.ran
+
+        ran: list[int] = []
+        events = trace(lambda probe: ran.append(run(probe)))
+        assert ran == [run(None)] == [2]
+        assert [e["call"] for e in events if e.get("recomputed") and e["name"] == "actor.child"] == [0, 0]
+        assert type(Checkpointed().forward.__func__) is type(Checkpointed.forward)
+
+    def test_a_forward_that_a_library_puts_in_place_later_is_watched_too(self, trace):
+        class Model(Parent):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x
+
+        def other(model: Model, x: torch.Tensor) -> torch.Tensor:
+            return own(model, x) + 1
+
+        own = Model.forward
+
+        def code(probe: Probe) -> None:
+            model = Model()
+            probe.attach(actor=model)
+            Model.forward = other
+            with probe.stage("actor_update"):
+                assert torch.equal(model(torch.ones(1)), torch.full((1,), 2.0))
+
+        assert seen(trace(code), *FORWARD) == [(kind, "actor", 0) for kind in FORWARD]
+        assert Model.__dict__["forward"] is other, "what the library put there stays"
+
+    def test_dictionaries_filled_in_another_order_are_the_same(self, trace):
+        def code(turned: bool) -> list[Event]:
+            model, one, two = Parent(), {"mask": {"m": 1, "n": 2}, "cache": None}, {"loss": 1.0, "kl": 2.0}
+
+            def run(probe: Probe) -> None:
+                def order(values: dict[str, Any]) -> dict[str, Any]:
+                    return dict(sorted(values.items(), reverse=turned))
+
+                probe.attach(actor=model)
+                with probe.stage("actor_update"):
+                    model(torch.ones(1, 2), **order({**one, "mask": order(one["mask"])}))
+                    probe.save({"loss": order(two)})
+
+            with torch.random.fork_rng():
+                torch.manual_seed(1)
+                model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
+                return [e for e in trace(run) if e["kind"] in (*FORWARD, "data")]
+
+        assert code(turned=False) == code(turned=True)
 
     def test_late_models_and_replaced_modules_are_seen_and_all_is_put_back(self, record):
         own, linear = Parent.__dict__["forward"], torch.nn.Linear.__dict__["forward"]

@@ -242,7 +242,12 @@ def test_qwen2_with_recomputation_and_adapters(traced, recompute, lora):
             if recompute:
                 model.enable_input_require_grads()
             model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "down_proj"], lora_dropout=0.1))
-        return train(probe, model, lambda: (torch.randint(0, 31, (2, 6)),))
+        ran = [0]
+        model.get_submodule(f"{'base_model.model.' * lora}model.layers.0.mlp.act_fn").register_forward_hook(
+            lambda *_: ran.__setitem__(0, ran[0] + 1)
+        )
+        found = train(probe, model, lambda: (torch.randint(0, 31, (2, 6)),))
+        return {**found, "forward passes": ran[0]}  # a trace that turns checkpointing off has half of them
 
     layers = "actor.base_model.model.model.layers" if lora else "actor.model.layers"
     inside = ((f"{layers}.1.mlp.down_proj", False), (f"{layers}.0.self_attn", True)) if not (recompute and lora) else ()

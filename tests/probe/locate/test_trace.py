@@ -116,10 +116,82 @@ def test_a_parameters_gradient_alone_is_its_accumulation(locate: Locate) -> None
     assert (answer.cause.kind, answer.cause.name) == ("gradient", f"{BLOCK}.up.weight")
 
 
+def test_gradients_of_many_parameters_and_none_that_is_passed_on_are_what_they_held_before(locate: Locate) -> None:
+    events = training()
+    held = [at for at, event in enumerate(events) if event["step"] == 1 and event["kind"] == "param_grad"]
+    cause = locate({0: events}, {0: from_on(events, *held, following=False)}).cause
+    assert (cause.kind, cause.name) == ("gradient", f"{BLOCK}.down.weight")
+    assert "zero_grad" in cause.explanation
+
+
 def test_a_module_that_gives_its_parameter_and_its_input_other_gradients_is_the_cause(locate: Locate) -> None:
     events = training()
     answer = locate({0: events}, {0: from_on(events, find(events, 1, "param_grad", f"{BLOCK}.up.weight"))})
     assert (answer.cause.kind, answer.cause.name) == ("module_backward", f"{BLOCK}.up")
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "says"),
+    [
+        (("log_prob", "loss"), "log_prob", "log_prob is not the same: code after the model that makes log_prob"),
+        (("loss",), "loss", "log_prob is the same, loss is not: code after the model that makes loss"),
+        ((), "actor", "log_prob, loss, saved later, is the same: the backward of the code after the model"),
+    ],
+)
+def test_what_is_saved_after_the_backward_tells_the_loss_from_its_backward(
+    locate: Locate, changed: tuple[str, ...], name: str, says: str
+) -> None:
+    events = training()
+    saved = [events.pop(find(events, 1, "data", tag)) for tag in ("log_prob", "loss")]
+    at = find(events, 1, "stage_end", UPDATE)
+    events[at:at] = saved
+    positions = [find(events, 1, "grad_output", "actor"), *(find(events, 1, "data", tag) for tag in changed)]
+    answer = locate({0: events}, {0: from_on(events, *positions, following=False)})
+    assert (answer.first.event, answer.first.name) == ("grad_output", "actor")
+    assert (answer.cause.kind, answer.cause.name) == ("loss", name)
+    assert says in answer.cause.explanation
+
+
+def test_a_module_that_passes_gradients_on_in_parts_stays_the_one_around_the_rest(locate: Locate) -> None:
+    events = training()
+    at = find(events, 1, "grad_output", f"{BLOCK}.up")
+    part = copy.deepcopy(events[find(events, 1, "grad_input", BLOCK)])
+    events.insert(at, {**part, "items": [item("args.0", "the part of down")]})
+    answer = locate({0: events}, {0: from_on(events, at + 1)})
+    assert (answer.first.event, answer.first.name) == ("grad_output", f"{BLOCK}.up")
+    assert (answer.cause.kind, answer.cause.name) == ("module_backward", BLOCK)
+
+
+def test_batches_in_another_order_are_told_from_other_batches(locate: Locate) -> None:
+    events = training()
+    one, two = (find(events, 1, "forward_input", "actor", stage=UPDATE, micro_step=number) for number in (0, 1))
+    other = from_on(events, one)
+    assert locate({0: events}, {0: other}).cause.permutation is None
+    other[one]["items"], other[two]["items"] = events[two]["items"], events[one]["items"]
+    cause = locate({0: events}, {0: other}).cause
+    assert (cause.kind, cause.name, cause.permutation) == ("data", "actor", True)
+    assert "in another order" in cause.explanation
+
+
+def test_where_in_a_module_around_others_its_own_code_lies_is_said(locate: Locate) -> None:
+    events = training()
+    for event, name, says in (
+        ("forward_output", BLOCK, f"the modules inside gave the same, {BLOCK}.down last: its own code behind that"),
+        ("forward_input", f"{BLOCK}.down", f"between its modules, behind {BLOCK}.up, or a hook"),
+        ("forward_input", f"{BLOCK}.up", "between its modules, or a hook"),
+    ):
+        answer = locate({0: events}, {0: from_on(events, find(events, 1, event, name, stage=UPDATE))})
+        assert says in answer.cause.explanation
+    leaf = locate({0: events}, {0: from_on(events, find(events, 1, "forward_output", f"{BLOCK}.up", stage=UPDATE))})
+    assert "inside" not in leaf.cause.explanation
+
+
+def test_an_update_that_one_run_leaves_out_is_said_to_be_one(locate: Locate) -> None:
+    events = training()
+    at, end = find(events, 1, "optimizer", "actor:gradients"), find(events, 1, "optimizer", "actor:weights")
+    answer = locate({0: events}, {0: [*events[:at], *events[end + 1 :]]})
+    assert (answer.cause.kind, answer.cause.name) == ("calls", "actor:gradients")
+    assert "a step of the optimizer of actor (gradients) is in a, not in b" in answer.cause.explanation
 
 
 @pytest.mark.parametrize("kind", ["weights", "buffers", "rng"])

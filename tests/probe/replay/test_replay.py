@@ -87,7 +87,7 @@ def test_a_capture_is_whole_and_readable(captured):
     for name in ("weights.inner.weight", "buffers.count", "grad_output.out.x", "grad_input.args.0.0", "rng.cpu"):
         assert name in tensors, name
     assert {"param_grad.inner.weight", "before.inner.weight", "output.out.x"} <= set(tensors)
-    assert info["settings"]["training"] is True
+    assert info["settings"]["training"] is True and info["settings"]["grad"] is True
     assert read_dump(dump).complete
 
 
