@@ -182,7 +182,7 @@ class Record(StrictModel):
     key_data: Literal["full", "digests", "off"] = "full"
     """``full`` keeps values, ``digests`` only their digests and statistics (the verdict is the same), ``off``
     nothing."""
-    trace: bool = False
+    trace: bool = True
     """Whether each rank's events are recorded in execution order: modules entered and left, gradients, weights and
     buffers, random states, optimizer steps, saved data. Two equal runs have equal traces, byte for byte."""
     digest: DigestPlace = "auto"
