@@ -55,6 +55,7 @@ class Later:
             return self._made
 
     def __eq__(self, other: object) -> bool:
+        """Whether both are the same digest; works them out."""
         return isinstance(other, Later) and self.text() == other.text()
 
     __hash__ = None  # type: ignore[assignment]

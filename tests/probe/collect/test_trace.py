@@ -737,10 +737,10 @@ def test_an_error_of_the_trace_ends_nothing_but_the_trace(record, on_error, wher
     assert not hasattr(torch.nn.Linear.forward, "__wrapped__"), "all is put back at once"
     recording.probe.close()
     manifest = json.loads((recording.folder / "manifest.json").read_text())
-    assert manifest["errors"] == ["the trace stopped at step 0 (RecordError: broken); record.trace=false checks without it"]
+    stopped = "the trace stopped at step 0 (RecordError: broken)"
+    assert manifest["errors"] == [f"{stopped}; record.trace=false checks without it"]
     assert not manifest["complete"], "it is never taken for a whole one"
-    said = "firstdiff: the trace stopped at step 0 (RecordError: broken); training goes on\n"
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == f"firstdiff: {stopped}; training goes on\n"
     dump = read_dump(recording.folder)
     assert [(r.tag, r.step) for r in dump.records[0] if r.tag == "loss"] == [("loss", 0), ("loss", 1)]
 
