@@ -96,6 +96,7 @@ def determinism_check(
     python_hash_seed: OptionalInteger = -1,
     num_threads: OptionalInteger = -1,
     key_data: KeyDataChoice = "as in the profile",
+    trace: Switch = "as in the profile",
     on_error: OnErrorChoice = "as in the profile",
     time_limit: OptionalNumber = -1,
     stall_seconds: OptionalNumber = -1,
@@ -124,7 +125,10 @@ def determinism_check(
         close_matmul_k_shift: CLOSE_MATMUL_K_SHIFT for the trainer.
         python_hash_seed: PYTHONHASHSEED for the trainer, 0 to 4,294,967,295. -1: as in the profile.
         num_threads: Threads of one CPU operation, 1 to 4,096. -1: as in the profile.
-        key_data: What is recorded: full keeps values, digests only what is needed for the verdict, off nothing.
+        key_data: What is recorded of what the trainer saves: full keeps values, digests only what is needed for the
+            verdict, off nothing but what traces have.
+        trace: Whether every event of each rank is recorded, which names the first cause; on unless the profile says
+            otherwise.
         on_error: What an error inside the probe does: raise ends the trainer, continue trains on unrecorded.
         time_limit: Longest time of one of the runs in seconds, above 0, at most 2,592,000. -1: as in the profile.
         stall_seconds: Longest time without progress in seconds, above 0, at most 2,592,000. -1: as in the profile.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from probe.config import TrainingConfig
+from probe.config.optimizer import UpdateConfig
 
 _EVENT = 350
 """Bytes of an event, on average at most: a module's inputs with their digests."""
@@ -40,7 +41,7 @@ def trace_bytes(config: TrainingConfig, layers: int, ranks: int) -> int:
         return responses if rl.use_dynamic_bsz else math.ceil(responses / size)
 
     sizes = [rl.actor_forward_micro_batch_size, rl.ref_forward_micro_batch_size]
-    trained = [config.actor_config]
+    trained: list[UpdateConfig] = [config.actor_config]
     if training.stage == "ray_ppo":
         sizes.append(rl.critic_forward_micro_batch_size)
         trained.append(config.critic_config)

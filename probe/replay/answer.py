@@ -147,7 +147,7 @@ class _Replays:
         """Goes from one process to several, to other numbers of threads, to deterministic algorithms."""
         settings = self._captured.info["settings"]
         others = [{"times": 1, "operations": True}] * PROCESSES
-        reasons = []
+        reasons: list[tuple[str, str, dict[str, Any]]] = []
         if not settings.get("deterministic"):
             reasons.append(("deterministic algorithms", GONE, {"deterministic": True}))
         if settings.get("threads") != 1:
