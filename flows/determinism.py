@@ -222,7 +222,8 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     capture = None
     if answer is not None and is_earliest(answer, first):
         target = target_of_answer(answer, target)
-        capture = capture_of_answer(answer) if profile.check.replay else None
+        unlike = profile.check.b  # on purpose: what either run does by itself would say nothing of the difference
+        capture = capture_of_answer(answer) if profile.check.replay and not unlike else None
     second = None if target is None or result.equivalent else _second_pair(profile, folder, target, result, capture)
     dumps = _whole(a), _whole(b)
     result.conclude(name_first_difference(_whole(first), _whole(comparison), *dumps, _whole(second), _whole(answer)))

@@ -148,7 +148,8 @@ class Check(StrictModel):
     tools after ``firstdiff unpack``."""
     replay: bool = True
     """Whether the module that the traces name is captured by the second pair, and run again alone after it: does it
-    differ by itself? It takes some seconds, and needs ``record.trace``."""
+    differ by itself? It takes some seconds, and needs ``record.trace``; with ``b``, there is nothing to
+    confirm."""
     report_url: str | None = Field(
         default=None, pattern=r"^(https?|s3|gs|obs)://[^\s{}]*(\{(check|profile|host|path)\}[^\s{}]*)*$"
     )

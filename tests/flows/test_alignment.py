@@ -65,7 +65,7 @@ def test_the_same_allowed_is_divergent(check: Check, seeded: Path) -> None:
 def test_bfloat16_in_b_is_divergent_with_growth_and_a_plot(check: Check, tmp_path: Path) -> None:
     out = tmp_path / "out"
     bf16 = "check.b.trainer.config.megatron_training.bf16=true"
-    done = check("deterministic", "--set", "check.steps=2", "--set", bf16, "--set", "check.replay=false", "--out", out)
+    done = check("deterministic", "--set", "check.steps=2", "--set", bf16, "--out", out)
     document = done.document
     assert (done.status, document["verdict"]) == (1, "divergent")
     (found,) = document["configurations"]["different"]
@@ -85,6 +85,7 @@ def test_bfloat16_in_b_is_divergent_with_growth_and_a_plot(check: Check, tmp_pat
     assert any(row[header.index("cosine")] is not None for row in cells)
     assert document["first"]["event"] == "forward_output"
     assert document["layers"]["reproduced"] is True
+    assert document["replay"] is None, "one run computes otherwise on purpose: no module is to be confirmed alone"
 
 
 def test_two_checks_with_two_seeds_do_not_compare(check: Check, firstdiff: Check, tmp_path: Path) -> None:
