@@ -34,7 +34,7 @@ def test_demo_finds_the_planted_module(check: Callable[..., Any], tmp_path: Path
     assert document["cause"]["name"] == "reference.model.layers.1.mlp.down_proj"
     assert document["key_data"]["first"]["tag"] == "ref_log_prob"
     assert document["layers"]["reproduced"] is True
-    assert document["trace"]["event"]["kind"] == "forward_output"
+    assert document["trace"]["event"]["event"] == "forward_output"
     assert document["replay"]["result"] == "confirmed alone"
     assert "replay: confirmed alone: the forward of reference.model.layers.1.mlp.down_proj" in done.stderr
     assert document["runs"] == {run: f"{run}/msprobe_dump" for run in "abcd"}
