@@ -96,6 +96,7 @@ def determinism_check(
     python_hash_seed: OptionalInteger = -1,
     num_threads: OptionalInteger = -1,
     key_data: KeyDataChoice = "as in the profile",
+    trace: Switch = "as in the profile",
     on_error: OnErrorChoice = "as in the profile",
     time_limit: OptionalNumber = -1,
     stall_seconds: OptionalNumber = -1,
@@ -124,7 +125,10 @@ def determinism_check(
         close_matmul_k_shift: CLOSE_MATMUL_K_SHIFT for the trainer.
         python_hash_seed: PYTHONHASHSEED for the trainer, 0 to 4,294,967,295. -1: as in the profile.
         num_threads: Threads of one CPU operation, 1 to 4,096. -1: as in the profile.
-        key_data: What is recorded: full keeps values, digests only what is needed for the verdict, off nothing.
+        key_data: What is recorded of what the trainer saves: full keeps values, digests only what is needed for the
+            verdict, off nothing but what traces have.
+        trace: Whether every event of each rank is recorded, which names the first cause; on unless the profile says
+            otherwise.
         on_error: What an error inside the probe does: raise ends the trainer, continue trains on unrecorded.
         time_limit: Longest time of one of the runs in seconds, above 0, at most 2,592,000. -1: as in the profile.
         stall_seconds: Longest time without progress in seconds, above 0, at most 2,592,000. -1: as in the profile.
@@ -217,9 +221,10 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     target = None if first is None else target_of(first, a, b)
     leads = answer if answer is not None and is_earliest(answer, first) else None
     capture = None
+    unlike = bool(profile.check.b)  # on purpose: what either run does by itself would say nothing of the difference
     if leads is not None:
         target = target_of_answer(leads, target)
-        capture = capture_of_answer(leads) if profile.check.replay else None
+        capture = capture_of_answer(leads) if profile.check.replay and not unlike else None
     second = None if target is None or result.equivalent else _second_pair(profile, folder, target, result, capture)
     dumps = _whole(a), _whole(b)
     result.conclude(name_first_difference(_whole(first), _whole(comparison), *dumps, _whole(second), _whole(answer)))
@@ -227,6 +232,8 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
         return
     if not profile.check.replay:
         result.replay = not_replayed("check.replay is false").as_dict()
+    elif unlike:
+        result.replay = not_replayed("check.b makes the runs differ on purpose").as_dict()
     elif capture is None:
         result.replay = not_replayed(why_no_capture(leads, traces.recorded)).as_dict()
     elif second is None:

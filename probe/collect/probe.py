@@ -19,7 +19,7 @@ from probe.collect.keydata import save
 from probe.collect.ranks import place_of_process, rank_now, unwrapped
 from probe.collect.spec import spec_from_env
 from probe.collect.stacks import show_stacks_on_signal
-from probe.collect.trace import Capture, ExecutionTracer, Tracer, Untraced
+from probe.collect.trace import Capture, ExecutionTracer, Surviving, Tracer, Untraced
 from probe.collect.values import count, host_mask, named
 from probe.collect.weights import WeightRecorder
 from probe.errors import DumpError, RecordError
@@ -314,8 +314,9 @@ class Probe:
             if spec.key_data != "off":
                 self._weights = WeightRecorder(spec.digest, self._writer, self._background)
             if spec.trace:
-                self._tracer = ExecutionTracer(
-                    self._writer, self._background, lambda: self._rank(None), self._raise_guarded, self._capture(spec)
+                parts = self._writer, self._background, lambda: self._rank(None)
+                self._tracer = Surviving(
+                    lambda stop: ExecutionTracer(*parts, stop, self._capture(spec)), self._trace_ended
                 )
             first = self._place is None or self._place.rank == 0
             if first and spec.configurations and spec.configuration is not None:
@@ -395,10 +396,14 @@ class Probe:
             if not told:
                 sys.stderr.write(f"firstdiff: {message}; training goes on\n")
 
-    def _raise_guarded(self, error: Exception) -> None:
-        """Takes an error of the trace, which stops where it happens: in a module's call, or in a backward pass."""
-        with self._guard():
-            raise error
+    def _trace_ended(self, error: Exception) -> None:
+        """Takes the error that ended the trace: a full disk ends all recording, any other nothing but the trace."""
+        if isinstance(error, OSError):
+            with self._guard():
+                raise error
+        why = f"the trace stopped at step {self._step} ({type(error).__name__}: {error})"
+        self._note(f"{why}; record.trace=false checks without it")
+        sys.stderr.write(f"firstdiff: {why}; training goes on\n")
 
     def _note(self, message: str) -> None:
         """Leaves a message that keeps the dump from being taken for a whole one."""

@@ -147,8 +147,9 @@ class Check(StrictModel):
     """Whether the dumps are compressed after the verdict. ``firstdiff compare`` reads them as before, msprobe's own
     tools after ``firstdiff unpack``."""
     replay: bool = True
-    """Whether the module that the traces name is run again alone after the second pair: does it differ by itself? It
-    takes some seconds, and needs ``record.trace``."""
+    """Whether the module that the traces name is captured by the second pair, and run again alone after it: does it
+    differ by itself? It takes some seconds, and needs ``record.trace``; with ``b``, there is nothing to
+    confirm."""
     report_url: str | None = Field(
         default=None, pattern=r"^(https?|s3|gs|obs)://[^\s{}]*(\{(check|profile|host|path)\}[^\s{}]*)*$"
     )
@@ -180,11 +181,12 @@ class Record(StrictModel):
     """What is recorded."""
 
     key_data: Literal["full", "digests", "off"] = "full"
-    """``full`` keeps values, ``digests`` only their digests and statistics (the verdict is the same), ``off``
-    nothing."""
-    trace: bool = False
+    """Of what the trainer saves: ``full`` keeps values, ``digests`` only their digests and statistics (the verdict is
+    the same), ``off`` nothing but what traces have."""
+    trace: bool = True
     """Whether each rank's events are recorded in execution order: modules entered and left, gradients, weights and
-    buffers, random states, optimizer steps, saved data. Two equal runs have equal traces, byte for byte."""
+    buffers, random states, optimizer steps, saved data. Two equal runs have equal traces, byte for byte; else
+    the first event that differs names the cause. ``false`` leaves the key data, and takes less time and room."""
     digest: DigestPlace = "auto"
     """Where weights are digested at the end of each step: ``host`` copies them there and takes XXH3; ``device`` digests
     them where they lie, which copies nothing, and takes tens of times as long for those on the host; ``auto`` is
@@ -193,7 +195,8 @@ class Record(StrictModel):
     """How the layers of the culprit stage are dumped."""
     on_error: Literal["raise", "continue"] = "raise"
     """What an error inside the probe does: end the trainer, or train on without recording (then the check is
-    inconclusive)."""
+    inconclusive). An error of the trace ends the trace alone in either case; where key data is the same, the check is
+    then inconclusive, too."""
 
 
 class Determinism(StrictModel):

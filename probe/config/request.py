@@ -104,6 +104,8 @@ class Request(StrictModel):
     """Threads of one CPU operation."""
     key_data: KeyDataChoice = AS_IN_PROFILE
     """What is recorded of key data."""
+    trace: Switch = AS_IN_PROFILE
+    """Whether every event is recorded in execution order."""
     on_error: OnErrorChoice = AS_IN_PROFILE
     """What an error inside the probe does."""
     time_limit: float | None = Field(default=None, gt=0, le=_MOST_SECONDS, allow_inf_nan=False)
@@ -120,7 +122,7 @@ class Request(StrictModel):
             value = getattr(self, field)
             if value is None or value == AS_IN_PROFILE:
                 continue
-            if field == "deterministic_algorithms":
+            if field in _SWITCHES:
                 value = value == "on"
             for key in keys:
                 found[key] = (field, _yaml(value))
@@ -149,11 +151,14 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "python_hash_seed": ("determinism.python_hash_seed",),
     "num_threads": ("determinism.num_threads",),
     "key_data": ("record.key_data",),
+    "trace": ("record.trace",),
     "on_error": ("record.on_error",),
     "time_limit": ("trainer.time_limit",),
     "stall_seconds": ("trainer.stall_seconds",),
 }
 """The keys of a profile that a field sets."""
+_SWITCHES = ("deterministic_algorithms", "trace")
+"""Fields that are on or off."""
 
 _DAPO = ("clip_higher_enable", "token_level_loss", "filter_groups_enable")
 _ALGORITHMS: dict[str, dict[str, Any]] = {

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from probe.config import IntegratedTrainer, Profile, find_profile
+from probe.disk.events import trace_bytes
 from probe.disk.sizes import show_size
 from probe.errors import HistoryError, UsageError
-from probe.history import past_checks
+from probe.history import PastCheck, past_checks
 from probe.history.start import variant_of
+from probe.keys import CONFIGURATIONS
 from probe.store import layout
 
 log = logging.getLogger("firstdiff")
@@ -95,7 +97,7 @@ def estimate(folder: Path, name: str, profile: Profile, overrides: Sequence[str]
     The largest of the profile's latest checks tells best, one with the same overrides before others. Without one, an
     integrated trainer's batch and model give a bound.
     """
-    earlier = _earlier(folder, name, variant_of(overrides))
+    earlier = _earlier(folder, name, variant_of(overrides), profile.record.trace)
     if earlier is not None:
         return Need(math.ceil(earlier * MARGIN), f"an earlier check of it took {show_size(earlier)}")
     trainer = profile.trainer
@@ -104,16 +106,21 @@ def estimate(folder: Path, name: str, profile: Profile, overrides: Sequence[str]
     return Need(None, "how much the check will take is not known, as none of this profile was checked before")
 
 
-def _earlier(folder: Path, name: str, variant: list[str]) -> int | None:
-    """Size of the largest of the latest checks of a profile."""
+def _earlier(folder: Path, name: str, variant: list[str], traced: bool) -> int | None:
+    """Size of the largest of the latest checks of a profile, of those that recorded traces or of those that did not."""
     try:
         checks = past_checks(folder.parent, find_profile(name).stem)
     except HistoryError as error:
         log.warning("what earlier checks took is not known: %s", error)
         return None
-    known = [check for check in checks if check.peak_bytes]
+    known = [check for check in checks if check.peak_bytes and _was_traced(check) is traced]
     alike = [check for check in known if list(check.variant) == variant] or known
     return max((check.peak_bytes or 0 for check in alike[-LATEST:]), default=None)
+
+
+def _was_traced(check: PastCheck) -> bool:
+    section: Any = check.experiment.get(CONFIGURATIONS, {}).get("record")
+    return isinstance(section, dict) and section.get("trace") is True
 
 
 def _bound(profile: Profile, trainer: IntegratedTrainer) -> int | None:
@@ -135,7 +142,8 @@ def _bound(profile: Profile, trainer: IntegratedTrainer) -> int | None:
     weights = layers * (4 * hidden * hidden + 3 * hidden * intermediate) + 2 * vocabulary * hidden
     window = _BYTES * (activations + 2 * weights)  # parameters, and their gradients
     ranks = (trainer.nproc_per_node or 1) * trainer.nnodes
-    return math.ceil(_SAFETY * (2 * per_step * steps + 2 * window) * (1 + (ranks - 1) / 2))
+    traces = 4 * steps * trace_bytes(config, layers, ranks) if profile.record.trace else 0  # c and d go as far
+    return math.ceil(_SAFETY * (2 * per_step * steps + 2 * window) * (1 + (ranks - 1) / 2) + traces)
 
 
 def _model_sizes(path: str | None, config: dict[str, Any]) -> tuple[int, int, int, int] | None:

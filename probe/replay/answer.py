@@ -35,6 +35,8 @@ NOT_REPLAYED = "not replayed"
 _VERDICT = "verdict.json"
 _LONGEST_VERDICT = 1 << 28
 """Bytes of a verdict that are read at most."""
+SAME, DIFFERS = "same", "differs"
+"""When a job is run: where the first one's replays agree, or where they do not."""
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -178,25 +180,29 @@ class _Replays:
 
     def answer(self, run: str | None, times: int) -> Answer:
         """Goes from one process to several, to other numbers of threads, to deterministic algorithms."""
-        recorded = {"times": times, "operations": True}
-        deterministic = {"times": times, "deterministic": True}
+        settings = self._captured.info["settings"]
         others = [{"times": 1, "operations": True}] * PROCESSES
-        base, *more = self._run([recorded, *others, deterministic])
+        reasons: list[tuple[str, str, dict[str, Any]]] = []
+        if not settings.get("deterministic"):
+            reasons.append(("deterministic algorithms", GONE, {"deterministic": True}))
+        if settings.get("threads") != 1:
+            reasons.append(("1 thread", f"only with {settings.get('threads')} threads", {"threads": 1}))
+        base, *more = self._run(
+            [
+                {"times": times, "operations": True},
+                *({**job, "when": SAME} for job in others),
+                *({"times": times, "when": DIFFERS, **change} for _, _, change in reasons),
+            ]
+        )
         self._require(base)
         one = self._note("one process", base)
         if one > 1:
-            distinct, result, runs = one, CONFIRMED, base["operations"]
-            always = self._captured.info["settings"].get("deterministic")
-            if not always and self._note("deterministic algorithms", more[-1]) == 1:
-                result = GONE
-            else:
-                alone = self._run([{"times": times, "threads": 1}])
-                if self._note("1 thread", alone[0]) == 1:
-                    result = f"only with {self._captured.info['settings'].get('threads')} threads"
-            return self._made(run, result, base, distinct, runs)
+            tried = zip(reasons, more[PROCESSES:], strict=True)
+            result = next((result for (what, result, _), job in tried if self._note(what, job) == 1), CONFIRMED)
+            return self._made(run, result, base, one, base["operations"])
         counts = sorted({1, 2, os.cpu_count() or 1})
         again = self._run([*others, *({"times": times, "threads": n, "operations": True} for n in counts)])
-        processes = [base, *more[:-1], *again[:PROCESSES]]
+        processes = [base, *more[:PROCESSES], *again[:PROCESSES]]
         for other in processes:
             self._require(other)
         distinct = self._note(f"{len(processes)} processes", *processes)
@@ -252,7 +258,7 @@ class _Replays:
             raise DumpError(f"{self._captured.name} cannot be replayed: {job['error']}")
 
     def _run(self, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Runs jobs in a fresh process, each in a fork of it."""
+        """Runs jobs in a fresh process, each in a fork of it; ``when`` says after which result of the first."""
         with tempfile.TemporaryDirectory(prefix="firstdiff-replay-") as name:
             scratch = Path(name)
             asked = {"dump": str(self._dump), "jobs": jobs, "seconds": self._seconds, "patience": self._patience}

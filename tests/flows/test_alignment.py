@@ -85,6 +85,7 @@ def test_bfloat16_in_b_is_divergent_with_growth_and_a_plot(check: Check, tmp_pat
     assert any(row[header.index("cosine")] is not None for row in cells)
     assert document["first"]["event"] == "forward_output"
     assert document["layers"]["reproduced"] is True
+    assert document["replay"] is None, "one run computes otherwise on purpose: no module is to be confirmed alone"
 
 
 def test_two_checks_with_two_seeds_do_not_compare(check: Check, firstdiff: Check, tmp_path: Path) -> None:

@@ -34,6 +34,9 @@ def test_demo_finds_the_planted_module(check: Callable[..., Any], tmp_path: Path
     assert document["cause"]["name"] == "reference.model.layers.1.mlp.down_proj"
     assert document["key_data"]["first"]["tag"] == "ref_log_prob"
     assert document["layers"]["reproduced"] is True
+    assert document["trace"]["event"]["event"] == "forward_output"
+    assert document["replay"]["result"] == "confirmed alone"
+    assert "replay: confirmed alone: the forward of reference.model.layers.1.mlp.down_proj" in done.stderr
     assert document["runs"] == {run: f"{run}/msprobe_dump" for run in "abcd"}
     assert document["cost"]["trainer_steps"] == 6 + 6 + 3 + 3
     assert document["cost"]["documented_recipe_steps"] == 24
@@ -104,6 +107,10 @@ def test_deterministic_is_identical_without_a_server(firstdiff: Callable[..., An
     (folder,) = (path for path in (tmp_path / "checks").iterdir() if path.is_dir())
     one, two = (folder / run / "msprobe_dump/index/rank0.jsonl" for run in "ab")
     assert one.read_bytes() == two.read_bytes()
+    one, two = (folder / run / "msprobe_dump/trace/rank0.jsonl" for run in "ab")
+    assert one.read_bytes() == two.read_bytes()
+    assert document["trace"]["compared"] == len(one.read_bytes().splitlines()) > 1000
+    assert document["replay"] is None
 
 
 @pytest.mark.parametrize(
@@ -256,6 +263,58 @@ def test_a_command_trainer_without_a_fault_is_identical(
 ) -> None:
     done = check(command_profile("none"))
     assert (done.status, done.document["verdict"]) == (0, "identical")
+
+
+HOSTILE = """
+import random, sys
+from collections.abc import Mapping
+import torch
+from probe import Probe
+
+class Refuses(Mapping):
+    def __getitem__(self, key): raise KeyError(key)
+    def __iter__(self): raise RuntimeError("not to be looked into")
+    def __len__(self): return 1
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(4, 1)
+    def forward(self, x):
+        return self.head(x), Refuses()
+
+torch.manual_seed(0)
+probe = Probe.from_env()
+model = Model()
+probe.attach(actor=model)
+for step in range(3):
+    with probe.stage("actor_update"):
+        loss = model(torch.ones(2, 4))[0].sum() * (random.SystemRandom().random() if MODE and step == 1 else 1)
+        loss.backward()
+        probe.save({"loss": loss})
+    probe.step()
+print("trained to the end", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("differs", [False, True])
+def test_what_the_trace_cannot_follow_never_ends_a_training(
+    check: Callable[..., Any], tmp_path: Path, differs: bool
+) -> None:
+    (tmp_path / "train.py").write_text(HOSTILE.replace("MODE", repr(differs)))
+    (tmp_path / "mine.yaml").write_text("trainer:\n  kind: command\n  command: [python, train.py]\n")
+    done = check(tmp_path / "mine.yaml", "--out", tmp_path / "out")
+
+    why = "the trace stopped at step 0 (RuntimeError: not to be looked into); record.trace=false checks without it"
+    document = done.document
+    assert document["verdict"] == ("divergent" if differs else "inconclusive"), done.stderr
+    assert any(why in sentence for sentence in document["not_compared"]), document["not_compared"]
+    assert "trained to the end" in (tmp_path / "out/a/trainer.log").read_text()
+    if differs:
+        assert (document["first"]["step"], document["first"]["stage"]) == (1, "actor_update")
+    without = check(tmp_path / "mine.yaml", "--set", "record.trace=false")
+    assert without.document["verdict"] == ("divergent" if differs else "identical")
 
 
 def test_a_crashing_trainer_is_inconclusive_in_one_sentence(

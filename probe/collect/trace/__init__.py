@@ -7,6 +7,6 @@ hooks on tensors and on nodes of the autograd graph, and all of it is taken away
 from __future__ import annotations
 
 from probe.collect.trace.capture import Capture
-from probe.collect.trace.tracer import ExecutionTracer, Tracer, Untraced
+from probe.collect.trace.tracer import ExecutionTracer, Surviving, Tracer, Untraced
 
-__all__ = ["Capture", "ExecutionTracer", "Tracer", "Untraced"]
+__all__ = ["Capture", "ExecutionTracer", "Surviving", "Tracer", "Untraced"]

@@ -8,6 +8,7 @@ first; off a device, the copy is hashed later, beside the training.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -28,22 +29,36 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Later:
-    """A digest that is worked out when its event is written, beside the training.
+    """A digest that is worked out when its event is written, beside the training; then the bytes are let go.
 
     Args:
         make: Gives the digest.
         size: Bytes that are held until then.
+
+    Example:
+        >>> Later(lambda: "5a", 8) == Later(lambda: "5a", 8)
+        True
     """
 
-    __slots__ = ("_make", "size")
+    __slots__ = ("_lock", "_made", "size")
 
     def __init__(self, make: Callable[[], str], size: int) -> None:
-        self._make = make
+        self._made: Callable[[], str] | str = make
+        self._lock = threading.Lock()
         self.size = size
 
     def text(self) -> str:
         """The digest: 32 hexadecimal digits."""
-        return self._make()
+        with self._lock:
+            if not isinstance(self._made, str):
+                self._made = self._made()
+            return self._made
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same digest; works them out."""
+        return isinstance(other, Later) and self.text() == other.text()
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Digests:

@@ -22,6 +22,7 @@ from probe.collect.trace.internals import graph_task_running, is_compiled, own_p
 from probe.collect.trace.items import Leaves
 from probe.collect.trace.registry import NamedModule, Registry, gathered_parameters
 from probe.collect.trace.watched import Watched
+from probe.errors import RecordError
 
 Stop = Callable[[Exception], None]
 """What is done with an error of the trace: raised to the trainer, or told and no more recorded."""
@@ -173,9 +174,9 @@ class Modules:
         if not named.sharded:
             self._changed(named.module, role, name, place)
         leaves = Leaves({id(one) for frame in self._stack for one in frame.objects})
-        leaves.add("args", args)
+        self._collect(leaves, name, "args", args)
         if kwargs:
-            leaves.add("kwargs", kwargs)
+            self._collect(leaves, name, "kwargs", kwargs)
         items = recorder.items(name, leaves.found)
         call, recomputed = None, None
         inputs = tuple(item[3] for item in items)
@@ -199,6 +200,13 @@ class Modules:
                 self._capture.gathered(place, name, named.module)
             frame.captured = self._capture.enter(place, recorder.step, name, call, named.module, (args, kwargs))
         return frame
+
+    def _collect(self, leaves: Leaves, name: str, path: str, value: Any) -> None:
+        """Collects the leaves of what a module got or returned; what cannot be opened to its end is not observed."""
+        try:
+            leaves.add(path, value)
+        except RecordError as error:
+            self._recorder.emit("not_observed", name, None, [], note=str(error))
 
     def _changed(self, module: torch.nn.Module, role: str, name: str, place: Place) -> None:
         """The module's own weights, where they were changed in place since they were last recorded in this stage."""
@@ -228,7 +236,7 @@ class Modules:
             return
         try:
             leaves = Leaves({id(one) for outer in self._stack for one in outer.objects})
-            leaves.add("out", result)
+            self._collect(leaves, frame.name, "out", result)
             items = self._recorder.items(frame.name, leaves.found)
             self._recorder.emit("forward_output", frame.name, frame.call, items, recomputed=frame.recomputed)
             if frame.captured and self._capture is not None:

@@ -94,7 +94,7 @@ class ExecutionTracer:
         writer: Writes them.
         background: The thread in which that happens.
         own_rank: This process's rank.
-        guard: Takes an error of the trace, and raises it to the trainer or not.
+        stop: Takes an error that ends the trace.
         capture: Captures one call of a module; None captures none.
     """
 
@@ -103,16 +103,15 @@ class ExecutionTracer:
         writer: DumpWriter,
         background: Background,
         own_rank: Callable[[], int],
-        guard: Callable[[Exception], None],
+        stop: Callable[[Exception], None],
         capture: Capture | None = None,
     ) -> None:
         self._recorder = Recorder(writer, background, own_rank)
         self._registry = Registry()
-        self._guard = guard
         self._capture = capture
-        self._gradients = Gradients(self._recorder, self._registry, self._stop, capture)
-        self._modules = Modules(self._recorder, self._registry, self._gradients, self._first_use, self._stop, capture)
-        self._optimizers = Optimizers(self._recorder, self._registry, self._gradients.reductions.roles, self._stop)
+        self._gradients = Gradients(self._recorder, self._registry, stop, capture)
+        self._modules = Modules(self._recorder, self._registry, self._gradients, self._first_use, stop, capture)
+        self._optimizers = Optimizers(self._recorder, self._registry, self._gradients.reductions.roles, stop)
         self._models: Mapping[str, torch.nn.Module] = {}
         self._generators: dict[str, Any] = {}
         self._closed = False
@@ -179,10 +178,6 @@ class ExecutionTracer:
         self._gradients.restore()
         self._optimizers.restore()
 
-    def _stop(self, error: Exception) -> None:
-        self.abandon()
-        self._guard(error)
-
     def _renew(self) -> None:
         """Models change: their names, classes and parameters are looked at again."""
         self._registry.renew(self._models)
@@ -197,6 +192,69 @@ class ExecutionTracer:
         place.roles.add(role)
         record_weights(self._recorder, role, self._models[role])
         place.versions.update((id(one), version(one)) for one in self._models[role].parameters())
+
+
+class Surviving:
+    """A tracer whose errors end it, and neither the training nor what else is recorded.
+
+    Args:
+        make: Makes the tracer; gets what takes an error that happens in a module's call or in a backward pass.
+        ended: Is told the error that ended it.
+    """
+
+    def __init__(
+        self, make: Callable[[Callable[[Exception], None]], Tracer], ended: Callable[[Exception], None]
+    ) -> None:
+        self._ended = ended
+        self._tracer: Tracer = Untraced()
+        self._do(lambda _: self._begin(make))
+
+    def _begin(self, make: Callable[[Callable[[Exception], None]], Tracer]) -> None:
+        self._tracer = make(self._stop)
+
+    def attach(self, models: Mapping[str, torch.nn.Module]) -> None:
+        """See ``Tracer``."""
+        self._do(lambda tracer: tracer.attach(models))
+
+    def attach_rng(self, name: str, generator: Any) -> None:
+        """See ``Tracer``. What is no generator is the caller's mistake, and raised."""
+        self._tracer.attach_rng(name, generator)
+
+    def stage_start(self, name: str, micro_step: int, rank: int) -> Any:
+        """See ``Tracer``."""
+        return self._do(lambda tracer: tracer.stage_start(name, micro_step, rank))
+
+    def stage_end(self, token: Any) -> None:
+        """See ``Tracer``."""
+        self._do(lambda tracer: tracer.stage_end(token))
+
+    def data(self, tag: str, rank: int, micro_step: int, stage: str | None, saved: list[tuple[str, Saved]]) -> None:
+        """See ``Tracer``."""
+        self._do(lambda tracer: tracer.data(tag, rank, micro_step, stage, saved))
+
+    def step(self, following: int) -> None:
+        """See ``Tracer``."""
+        self._do(lambda tracer: tracer.step(following))
+
+    def abandon(self) -> None:
+        """See ``Tracer``."""
+        self._tracer.abandon()
+
+    def close(self) -> None:
+        """See ``Tracer``."""
+        self._do(lambda tracer: tracer.close())
+
+    def _do(self, call: Callable[[Tracer], Any]) -> Any:
+        try:
+            return call(self._tracer)
+        except Exception as error:  # noqa: BLE001  (whatever a trainer's models raise; it is told)
+            self._stop(error)
+            return None
+
+    def _stop(self, error: Exception) -> None:
+        tracer, self._tracer = self._tracer, Untraced()
+        tracer.abandon()
+        self._ended(error)
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from probe import Probe
 from probe.errors import RecordError
 from probe.store.digest import digest, hasher
+from probe.store.reader import read_dump
 from probe.types import RunSpec
 
 Event = dict[str, Any]
@@ -799,21 +800,47 @@ def test_what_is_no_generator_is_refused(record):
 
 
 @pytest.mark.parametrize("on_error", ["raise", "continue"])
-def test_an_error_of_the_trace_stops_it_and_the_dump_is_not_whole(record, on_error, monkeypatch):
+@pytest.mark.parametrize("where", ["Recorder.items", "Recorder.open", "Recorder.next_step"])
+def test_an_error_of_the_trace_ends_nothing_but_the_trace(record, on_error, where, monkeypatch, capsys):
     recording = record(trace=True, on_error=on_error)
     model = torch.nn.Linear(1, 1)
     recording.probe.attach(actor=model)
-    monkeypatch.setattr("probe.collect.trace.events.Recorder.items", _broken)
-    if on_error == "raise":
-        with pytest.raises(RecordError, match="broken"):
-            model(torch.ones(1, 1))
-    else:
-        assert model(torch.ones(1, 1)).shape == (1, 1)
-        assert model(torch.ones(1, 1)).shape == (1, 1)
+    monkeypatch.setattr(f"probe.collect.trace.events.{where}", _broken)
+    for step in range(2):
+        with recording.probe.stage("actor_update"):
+            assert model(torch.ones(1, 1)).shape == (1, 1)
+            recording.probe.save({"loss": torch.tensor(step)})
+        recording.probe.step()
     assert not hasattr(torch.nn.Linear.forward, "__wrapped__"), "all is put back at once"
     recording.probe.close()
     manifest = json.loads((recording.folder / "manifest.json").read_text())
-    assert not manifest["complete"] and "broken" in manifest["errors"][0]
+    stopped = "the trace stopped at step 0 (RecordError: broken)"
+    assert manifest["errors"] == [f"{stopped}; record.trace=false checks without it"]
+    assert not manifest["complete"], "it is never taken for a whole one"
+    assert capsys.readouterr().err == f"firstdiff: {stopped}; training goes on\n"
+    dump = read_dump(recording.folder)
+    assert [(r.tag, r.step) for r in dump.records[0] if r.tag == "loss"] == [("loss", 0), ("loss", 1)]
+
+
+def test_what_is_nested_in_itself_is_not_observed(trace):
+    class Takes(torch.nn.Module):
+        def forward(self, x: torch.Tensor, more: list[Any]) -> Any:
+            return x + 1, more
+
+    def code(probe: Probe) -> None:
+        probe.attach(actor=Takes())
+        more: list[Any] = [torch.ones(2)]
+        more.append(more)
+        probe._models["actor"](torch.zeros(2), more)
+
+    events = trace(code)
+    assert seen(events, "forward_input", "forward_output") == [
+        ("forward_input", "actor", 0),
+        ("forward_output", "actor", 0),
+    ]
+    notes = [event["note"] for event in events if event["kind"] == "not_observed"]
+    assert len(notes) == 2 and all("nested too deeply, or in itself" in note for note in notes)
+    assert paths(events, "forward_output", "actor")[0] == "out.0"
 
 
 def _broken(*_: Any) -> Any:

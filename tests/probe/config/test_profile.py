@@ -192,3 +192,15 @@ def test_a_check_does_not_go_on_from_what_its_first_run_saved(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="run b would go on from what run a saves"):
         load_profile(str(tmp_path / "mine.yaml"))
     assert load_profile(str(tmp_path / "mine.yaml"), ["trainer.config.megatron_training.load=ck/step3"])
+
+
+def test_a_profile_of_nothing_but_a_trainer_records_traces(tmp_path):
+    (tmp_path / "mine.yaml").write_text("trainer: {kind: command, command: [python, train.py]}\n")
+    profile = load_profile(str(tmp_path / "mine.yaml"))
+    assert (profile.record.trace, profile.record.key_data, profile.check.replay) == (True, "full", True)
+    assert not load_profile(str(tmp_path / "mine.yaml"), ["record.trace=false"]).record.trace
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED_PROFILES.glob("*.yaml")))
+def test_no_shipped_profile_turns_traces_off(name):
+    assert "trace" not in yaml.safe_load((SHIPPED_PROFILES / f"{name}.yaml").read_text()).get("record", {})

@@ -24,6 +24,7 @@ from probe.errors import ConfigError
         ({"deterministic_algorithms": "off"}, ["determinism.deterministic_algorithms=false"]),
         ({"python_hash_seed": 9, "num_threads": 2}, ["determinism.python_hash_seed=9", "determinism.num_threads=2"]),
         ({"key_data": "off", "on_error": "continue"}, ["record.key_data='off'", "record.on_error=continue"]),
+        ({"trace": "off"}, ["record.trace=false"]),
         ({"time_limit": 2.5, "stall_seconds": 9}, ["trainer.time_limit=2.5", "trainer.stall_seconds=9"]),
         (
             {"algorithm": "ppo"},

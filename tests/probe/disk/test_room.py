@@ -43,6 +43,25 @@ def test_the_integrated_trainer_has_a_bound(tmp_path: Path) -> None:
     assert large is not None and large > 10 * small
 
 
+@pytest.mark.parametrize(("name", "size"), [("demo", 3_789_764), ("grpo", 1_431_838), ("ppo", 2_597_454)])
+def test_the_bound_counts_the_traces(tmp_path: Path, name: str, size: int) -> None:
+    """The trace of one run of each shipped profile took so many bytes when this was written."""
+    with_traces = estimate(tmp_path / "x", name, load_profile(name)).bytes
+    without = estimate(tmp_path / "x", name, load_profile(name, ["record.trace=false"])).bytes
+    assert with_traces is not None and without is not None
+    assert 4 * size < with_traces - without < 4 * size * 5, "a and b, and c and d as far at most"
+
+
+def test_an_earlier_check_without_traces_says_nothing_of_one_with_them(
+    make_check: MakeCheck, checks: Path, tmp_path: Path
+) -> None:
+    folder = make_check("one", size=1000)
+    settle(folder, load_profile(str(folder / "profile.yaml")))
+    mine = str(tmp_path / "mine.yaml")
+    assert estimate(checks / "next", mine, load_profile(mine)).bytes is not None
+    assert estimate(checks / "next", mine, load_profile(mine, ["record.trace=false"])).bytes is None
+
+
 def test_too_little_room_is_refused_unless_forced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

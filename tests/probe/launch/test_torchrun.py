@@ -65,9 +65,11 @@ def test_every_rank_records_its_own_part_of_one_run(train):
     assert {rank: [(r.tag, r.step) for r in found] for rank, found in dump.records.items()} == {
         rank: [("loss", 0), ("prompts", 0), ("loss", 1), ("prompts", 1)] for rank in (0, 1)
     }
+    assert sorted(path.name for path in (folder / "msprobe_dump/trace").iterdir()) == ["rank0.jsonl", "rank1.jsonl"]
     top = {path.name for path in (folder / "msprobe_dump").iterdir()}
     assert top == {
-        "data", "index", "manifest.rank0.json", "manifest.rank1.json", "configurations.json", "environment.json",
+        "data", "index", "trace", "manifest.rank0.json", "manifest.rank1.json",
+        "configurations.json", "environment.json",
     }  # fmt: skip
     log = (folder / "trainer.log").read_text()
     assert "[rank0] it trains as 0" in log
