@@ -119,7 +119,7 @@ def _where(dump: Path, steps: int, extra_seconds: float) -> dict[str, Any]:
     return {
         "events": round(events / steps),
         "hashed_mb": round(hashed / steps / 1e6, 1),
-        "hashing_seconds": round(hashed / steps / speed, 4),
+        "hashing_seconds": round(hashed / steps / speed, 6),
         "extra_seconds": round(extra_seconds, 4),
     }
 

@@ -85,7 +85,8 @@ def test_bfloat16_in_b_is_divergent_with_growth_and_a_plot(check: Check, tmp_pat
     assert any(row[header.index("cosine")] is not None for row in cells)
     assert document["first"]["event"] == "forward_output"
     assert document["layers"]["reproduced"] is True
-    assert document["replay"] is None, "one run computes otherwise on purpose: no module is to be confirmed alone"
+    assert document["replay"]["result"] == "not replayed", "one run computes otherwise on purpose"
+    assert document["replay"]["why"] == "check.b makes the runs differ on purpose"
 
 
 def test_two_checks_with_two_seeds_do_not_compare(check: Check, firstdiff: Check, tmp_path: Path) -> None:
