@@ -25,7 +25,7 @@ from probe.bench.child import leave_result
 from probe.bench.recording import training
 from probe.bench.rounds import ratio, run_rounds
 from probe.bench.sizes import RecordingSize, TraceSize
-from probe.bench.tracing import DUMPS, GENERATION, OFF, TRACE
+from probe.bench.tracing import DUMPS, GENERATION, KEY_DATA, OFF, TRACE
 from probe.bench.trainings import train
 from probe.store import layout
 from probe.store.digest import digest
@@ -63,12 +63,12 @@ def _updates(size: TraceSize, width: int, probe: Probe, dumping: Callable[[Any],
 
 
 def _contenders(size: TraceSize, width: int, recorder: str, folder: Path) -> dict[str, Callable[[], float]]:
-    def traced(take: Callable[[Probe], float]) -> float:
+    def recorded(take: Callable[[Probe], float], what: str) -> float:
         dump = Path(tempfile.mkdtemp(dir=folder))
-        spec = RunSpec(run="bench", dump_path=str(dump), key_data="full", trace=True)
+        spec = RunSpec(run="bench", dump_path=str(dump), key_data="full", trace=what == TRACE)
         seconds = take(Probe(spec))
-        shutil.rmtree(folder / TRACE, ignore_errors=True)
-        dump.rename(folder / TRACE)
+        shutil.rmtree(folder / what, ignore_errors=True)
+        dump.rename(folder / what)
         return seconds
 
     def update(probe: Probe) -> float:
@@ -82,8 +82,13 @@ def _contenders(size: TraceSize, width: int, recorder: str, folder: Path) -> dic
 
         dump = StepDump(folder, *DUMPS[recorder])
         return {OFF: lambda: update(Probe()), recorder: lambda: _updates(size, width, Probe(), dump.of)}
-    take = whole if recorder == GENERATION else update
-    return {OFF: lambda: take(Probe()), recorder: lambda: traced(take)}
+    if recorder == GENERATION:
+        return {
+            OFF: lambda: whole(Probe()),
+            KEY_DATA: lambda: recorded(whole, KEY_DATA),
+            GENERATION: lambda: recorded(whole, TRACE),
+        }
+    return {OFF: lambda: update(Probe()), recorder: lambda: recorded(update, TRACE)}
 
 
 def _measure(size: TraceSize, width: int, recorder: str, folder: Path) -> dict[str, Any]:
@@ -95,9 +100,10 @@ def _measure(size: TraceSize, width: int, recorder: str, folder: Path) -> dict[s
     if recorder in DUMPS:
         return found
     steps = size.whole.steps if recorder == GENERATION else size.steps
-    more = ratio(seconds, recorder, OFF)
+    without = KEY_DATA if recorder == GENERATION else OFF
+    more = ratio(seconds, recorder, without)
     assert more is not None
-    step_seconds = sum(seconds[OFF]) / len(seconds[OFF]) / steps
+    step_seconds = sum(seconds[without]) / len(seconds[without]) / steps
     return {**found, "where": _where(folder / TRACE, steps, (more - 1) * step_seconds)}
 
 

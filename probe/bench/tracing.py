@@ -15,7 +15,7 @@ from probe.bench.rounds import described, ratio
 from probe.bench.sizes import TraceSize
 from probe.store.layers import msprobe_missing
 
-OFF, TRACE, GENERATION = "off", "trace", "generation"
+OFF, KEY_DATA, TRACE, GENERATION = "off", "key_data", "trace", "generation"
 DUMPS = {
     "l0_statistics": ("L0", "statistics"),
     "l0_md5": ("L0", "md5"),
@@ -37,8 +37,9 @@ def measure_tracing(size: TraceSize, scratch: Path) -> dict[str, Any]:
         ``contenders`` with seconds for all steps of a round, each as ``WIDTH/RECORDER`` beside the untraced steps of
         the same process, ``WIDTH/RECORDER/off``; for each width ``trace_over_off_WIDTH``, the same for each
         of msprobe's dumps (None without msprobe), and ``dump_extra_over_trace_extra_WIDTH``: what the cheapest of them
-        adds to a step by what tracing adds; ``trace_over_off_generation`` of a whole GRPO step; ``where``: what tracing
-        does in a step, and how much of its extra time is hashing.
+        adds to a step by what tracing adds; of a whole GRPO step, ``trace_over_key_data_generation``, against the same
+        step of which key data alone are recorded, and ``trace_over_off_generation``, against one of which nothing is;
+        ``where``: what tracing does in a step, and how much of its extra time is hashing.
 
     Raises:
         InconclusiveError: A process that measures failed.
@@ -49,7 +50,7 @@ def measure_tracing(size: TraceSize, scratch: Path) -> dict[str, Any]:
     where: dict[str, Any] = {}
     environment: dict[str, Any] = {}
 
-    def measure(name: str, width: int, recorder: str) -> float | None:
+    def measure(name: str, width: int, recorder: str, others: tuple[str, ...] = (OFF,)) -> list[float | None]:
         arguments = [size.to_json(), str(width), recorder]
         measured = run_child("probe.bench.traced_trainings", arguments, scratch, variables)
         seconds = measured.pop("seconds")
@@ -57,16 +58,19 @@ def measure_tracing(size: TraceSize, scratch: Path) -> dict[str, Any]:
             where[name] = measured.pop("where")
         environment.update(measured)
         both = described(seconds)
-        contenders.update({f"{name}/{recorder}": both[recorder], f"{name}/{recorder}/{OFF}": both[OFF]})
-        return ratio(seconds, recorder, OFF)
+        contenders[f"{name}/{recorder}"] = both[recorder]
+        contenders.update({f"{name}/{recorder}/{other}": both[other] for other in others})
+        return [ratio(seconds, recorder, other) for other in others]
 
     for width in size.widths:
-        traced = measure(str(width), width, TRACE)
-        dumped = {name: None if msprobe_missing() else measure(str(width), width, name) for name in size.dumps}
+        (traced,) = measure(str(width), width, TRACE)
+        dumped = {name: None if msprobe_missing() else measure(str(width), width, name)[0] for name in size.dumps}
         found |= {f"{TRACE}_over_{OFF}_{width}": traced}
         found |= {f"{name}_over_{OFF}_{width}": value for name, value in dumped.items()}
         found[f"dump_extra_over_trace_extra_{width}"] = extra_over_extra(traced, dumped)
-    found[f"{TRACE}_over_{OFF}_{GENERATION}"] = measure(GENERATION, size.whole.hidden, GENERATION)
+    others = KEY_DATA, OFF
+    ratios = measure(GENERATION, size.whole.hidden, GENERATION, others)
+    found |= {f"{TRACE}_over_{other}_{GENERATION}": value for other, value in zip(others, ratios, strict=True)}
     return {
         "size": size.to_dict(),
         **environment,

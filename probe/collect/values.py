@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import index, itemgetter
 from typing import Any, SupportsIndex
 
@@ -130,7 +131,12 @@ def host_mask(mask: Any) -> Array:
 
 def dtype_name(tensor: torch.Tensor) -> str:
     """The name of a tensor's dtype, such as ``bfloat16``."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return _name_of(tensor.dtype)
+
+
+@lru_cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

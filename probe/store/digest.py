@@ -6,6 +6,7 @@ NumPy. The manifest names which: digests of two algorithms are never compared wi
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Protocol
 
 from probe.store import device_digest
@@ -54,8 +55,12 @@ def digest(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> str:
     """
     if xxhash is None:
         return device_digest.digest(dtype, shape, data)
-    taken = xxhash.xxh3_128()
-    taken.update(f"{dtype}{list(shape)}\n".encode())
+    taken = xxhash.xxh3_128(_form(dtype, shape))
     taken.update(data)
     result: str = taken.hexdigest()
     return result
+
+
+@lru_cache(maxsize=4096)
+def _form(dtype: str, shape: tuple[int, ...]) -> bytes:
+    return f"{dtype}{list(shape)}\n".encode()

@@ -26,6 +26,12 @@ Item = list[Any]
 _KEPT = 4096
 """Scalars that are kept."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_VIEW = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+    ("PyMemoryView_FromMemory", ctypes.pythonapi)
+)
+"""A view of memory by address and bytes: an array of ctypes would be a new class for every size."""
+_READ = 0x100
+"""``PyBUF_READ``."""
 
 
 class Later:
@@ -104,14 +110,13 @@ class Digests:
             size = tensor.nbytes
             address = tensor.data_ptr()
             if address or not size:
-                name, shape = dtype_name(tensor), tuple(tensor.shape)
-                memory: Any = (ctypes.c_char * size).from_address(address) if size else b""
-                return name, list(shape), digest(name, shape, memory)
+                name, shape = dtype_name(tensor), tensor.shape
+                return name, list(shape), digest(name, shape, _VIEW(address, size, _READ) if size else b"")
         if type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
             raise RecordError(f"a {type(tensor).__name__} has no values")
         with torch.no_grad(), without_modes():
             host = to_host(tensor)
-        name, shape = dtype_name(host), tuple(host.shape)
+        name, shape = dtype_name(host), host.shape
         if tensor.is_cpu:
             return name, list(shape), digest(name, shape, raw_bytes(host))
         return name, list(shape), Later(lambda: digest(name, shape, raw_bytes(host)), host.nbytes)

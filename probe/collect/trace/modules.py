@@ -49,6 +49,13 @@ class Frame:
     """Whether it is the call that is captured."""
 
 
+class _Calls(threading.local):
+    """The calls that have not ended, of each thread."""
+
+    def __init__(self) -> None:
+        self.stack: list[Frame] = []
+
+
 class Modules:
     """Watches the modules of a registry.
 
@@ -77,7 +84,7 @@ class Modules:
         self._gradients = gradients
         self._first_use = first_use
         self._stop = stop
-        self._frames = threading.local()
+        self._calls = _Calls()
         self._patched: dict[type, tuple[Any, Any]] = {}
         self._told: set[str] = set()
 
@@ -148,13 +155,6 @@ class Modules:
         self._patched[kind] = (own, stands)
         return True
 
-    @property
-    def _stack(self) -> list[Frame]:
-        if not hasattr(self._frames, "stack"):
-            self._frames.stack = []
-        stack: list[Frame] = self._frames.stack
-        return stack
-
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame | None:
         """A module is entered. Returns None where the recording has stopped."""
         try:
@@ -162,7 +162,7 @@ class Modules:
         except Exception as error:  # noqa: BLE001  (the probe says what becomes of it)
             self._stop(error)
             return None
-        self._stack.append(frame)
+        self._calls.stack.append(frame)
         return frame
 
     def _enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
@@ -173,7 +173,8 @@ class Modules:
             self._first_use(role)
         if not named.sharded:
             self._changed(named.module, role, name, place)
-        leaves = Leaves({id(one) for frame in self._stack for one in frame.objects})
+        stack = self._calls.stack
+        leaves = Leaves({id(one) for frame in stack for one in frame.objects})
         self._collect(leaves, name, "args", args)
         if kwargs:
             self._collect(leaves, name, "kwargs", kwargs)
@@ -193,7 +194,7 @@ class Modules:
             self._gathered(named, name, call)
         if name == role and torch.is_grad_enabled():
             self._gradients.reductions.entered(role)
-        edges = self._gradients.enter(leaves.found, [frame.edges for frame in self._stack])
+        edges = self._gradients.enter(leaves.found, [frame.edges for frame in stack])
         frame = Frame(name, call, recomputed, place, leaves.objects, edges)
         if self._capture is not None:
             if named.sharded:
@@ -235,13 +236,14 @@ class Modules:
         if not self.on:
             return
         try:
-            leaves = Leaves({id(one) for outer in self._stack for one in outer.objects})
+            stack = self._calls.stack
+            leaves = Leaves({id(one) for outer in stack for one in outer.objects})
             self._collect(leaves, frame.name, "out", result)
             items = self._recorder.items(frame.name, leaves.found)
             self._recorder.emit("forward_output", frame.name, frame.call, items, recomputed=frame.recomputed)
             if frame.captured and self._capture is not None:
                 self._capture.leave(leaves.found)
-            outer = self._stack[-1].edges if self._stack else None
+            outer = stack[-1].edges if stack else None
             self._gradients.leave(frame.name, frame.call, frame.edges, leaves.found, outer)
         except Exception as error:  # noqa: BLE001  (the probe says what becomes of it)
             self._stop(error)
@@ -254,7 +256,7 @@ class Modules:
             self._recorder.emit("forward_output", frame.name, frame.call, [], note=note, recomputed=frame.recomputed)
 
     def _pop(self, frame: Frame) -> None:
-        stack = self._stack
+        stack = self._calls.stack
         while stack and stack.pop() is not frame:
             continue
 

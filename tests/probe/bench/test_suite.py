@@ -25,6 +25,7 @@ RATIOS = {
     "device-digest": ["reference_over_xxh3", "torch_on_host_over_xxh3"],
     "trace": [
         "trace_over_off_64",
+        "trace_over_key_data_generation",
         "trace_over_off_generation",
         "mix_md5_over_off_64",
         "dump_extra_over_trace_extra_64",
@@ -62,7 +63,10 @@ def test_every_contender_has_its_seconds_of_every_round(measured, tiny):
         "recording": {"off", "key_data"},
         "bytes": {"ours", "plain_reading"},
         "digests": {"ours"},
-        "trace": {f"{name}{off}" for name in ("64/trace", "generation/generation") for off in ("", "/off")},
+        "trace": {
+            *("64/trace", "64/trace/off"),
+            *(f"generation/generation{without}" for without in ("", "/off", "/key_data")),
+        },
         "locate": {"ours"},
         "overhead": {"check", "trainers"},
         "device-digest": {"xxh3", "reference", "torch_on_host"},
