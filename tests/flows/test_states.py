@@ -65,6 +65,14 @@ def test_a_run_whose_process_dies_each_time_is_not_started_for_ever(monkeypatch:
 
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(MOST_TRIES + 1))
     state = determinism_check.fn(profile="nope")
-    assert state.name == "Refused" and "3 times" in state.message
+    assert state.name == "Inconclusive" and "3 times" in state.message
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(MOST_TRIES))
     assert "nope" in determinism_check.fn(profile="nope").message
+
+
+@pytest.mark.parametrize("parameters", [{"profile": "demo", "nope": 1}, {"profile": "\ud800" * 999}, {"profile": [1]}, {}])
+def test_a_run_gets_a_name_whatever_it_is_given(parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import names
+
+    monkeypatch.setattr(names.flow_run, "parameters", parameters, raising=False)
+    assert "seed" not in names.check_name()
