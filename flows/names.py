@@ -66,6 +66,6 @@ def now() -> str:
     return datetime.now().strftime("%Y-%m-%d %H:%M")
 
 
-def plain(text: str) -> str:
+def plain(text: str, longest: int = _LONGEST) -> str:
     """Text of one short line."""
-    return "".join(c if c.isprintable() else "�" for c in text)[:_LONGEST]
+    return "".join(c if c.isprintable() else "�" for c in text)[:longest]
