@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from probe.config.base import StrictModel, first_problem
+from probe.config.base import StrictModel, first_problem, problem_of_text
 from probe.config.profile import Profile, TrainerRunConfig
 from probe.config.training import TrainingConfig
 from probe.config.variant import apply_b, check_allowed, get, plain, put
@@ -67,6 +67,8 @@ def find_profile(name: str) -> Path:
     Raises:
         UsageError: There is none; the message lists the names that exist.
     """
+    if problem := problem_of_text(name):
+        raise UsageError(f"{name!r:.60}: no such profile; the name {problem}")
     path = Path(name)
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
         raise UsageError(f"{name[:60]}…: no such profile; no file has so long a name")
@@ -122,6 +124,9 @@ def _resolved(raw: dict[str, Any], base: Path, source: str) -> Profile:
     if isinstance(trainer, dict):
         if isinstance(trainer.get("config"), dict):
             _resolve_paths(trainer["config"], base)
+        for key in ("cwd", "local_dump"):
+            if problem := problem_of_text(str(trainer.get(key, ""))):
+                raise ConfigError(source, f"trainer.{key}", problem)
         if isinstance(trainer.get("local_dump"), str):
             trainer["local_dump"] = str((base / trainer["local_dump"]).resolve())
         if trainer.get("kind") == "command":
