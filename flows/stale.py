@@ -114,7 +114,9 @@ class StaleRuns:
 
     def _end_for_good(self, run: dict[str, Any]) -> str:
         last = " ".join((run["state"]["message"] or "").split())[:300]
-        message = f"It crashed {MOST_TRIES} times and is not tried again" + (f"; the last time: {last}" if last else ".")
+        message = f"It crashed {MOST_TRIES} times and is not tried again" + (
+            f"; the last time: {last}" if last else "."
+        )
         return self._set(run, {"type": "FAILED", "name": "Inconclusive", "message": message}, force=True)
 
     def _is_stale(self, run: dict[str, Any], here: set[str] | None, without_worker: bool) -> bool:
