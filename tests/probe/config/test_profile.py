@@ -11,9 +11,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from probe.comparison import compare_dumps
 from probe.config import Determinism, Fault, Profile, load_profile, profile_schema, to_yaml
 from probe.config.loading import SHIPPED_PROFILES
-from probe.errors import ConfigError
+from probe.errors import ConfigError, UsageError
 from probe.types import ROLES_OF_STAGE, STAGES
 
 SHIPPED = sorted(SHIPPED_PROFILES.glob("*.yaml"))
@@ -220,6 +221,23 @@ def test_what_no_process_can_be_given_is_refused_when_it_is_read(trainer: str, k
     assert sentence.startswith(f"{file}: trainer") and sentence.isprintable()
     assert key in sentence.replace("trainer: ", "trainer.")
     assert sentence.encode()
+
+
+def test_links_in_a_circle_and_folders_that_may_not_be_read_are_wrong_paths(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("loop/p.yaml", "loop.yaml/p.yaml"):
+        with pytest.raises(UsageError, match="p.yaml: "):
+            load_profile(str(tmp_path / name))
+    file = tmp_path / "p.yaml"
+    file.write_text("trainer: {kind: command, command: [x], cwd: loop}\n")
+    with pytest.raises(ConfigError, match=r"trainer\.cwd: no such folder"):
+        load_profile(str(file))
+    for path in ('"a\\0b"', '"\\ud800"', "loop"):
+        file.write_text(f"trainer: {{kind: integrated, config: {{megatron_training: {{data_path: {path}}}}}}}\n")
+        with pytest.raises(ConfigError, match=r"megatron_training\.data_path"):
+            load_profile(str(file))
+    with pytest.raises(UsageError, match="loop"):
+        compare_dumps(tmp_path / "loop", tmp_path / "loop", tmp_path / "loop")
 
 
 def test_a_check_does_not_go_on_from_what_its_first_run_saved(tmp_path: Path) -> None:
