@@ -117,9 +117,7 @@ def test_ten_nights_with_a_commit_at_night_six(project: Project, firstdiff: Call
         assert words in done.stderr, words
 
 
-def test_an_empty_profile_and_a_limit_that_is_none_are_named(
-    firstdiff: Callable[..., Finished], tmp_path: Path
-) -> None:
+def test_an_empty_profile_and_a_limit_that_is_none_are_named(firstdiff: Callable[..., Any], tmp_path: Path) -> None:
     told = firstdiff("history", " ", "--checks", tmp_path)
     assert told.status == 64 and told.last_line == (
         "firstdiff: PROFILE is empty; name a profile, or leave it out for all of them"
