@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from flows import settings
 from flows.station import port_of
@@ -42,12 +44,14 @@ def install(folder: Path = FOLDER) -> list[str]:
         What was done, one line each.
 
     Raises:
-        UsageError: A deployment is not on the server, or a file is wrong.
+        UsageError: A deployment is not on the server, or a file or a variable is wrong.
     """
     from prefect.client.orchestration import get_client
 
+    blocks = list(_blocks())
     with get_client(sync_client=True) as client:
-        _make_blocks()
+        for name, block in blocks:
+            block.save(name, overwrite=True)
         return [_install(client, file) for file in sorted(folder.glob("*.yaml"))]
 
 
@@ -91,25 +95,51 @@ def _install(client: Any, file: Path) -> str:
     return f"{raw['name']}: installed"
 
 
-def _make_blocks() -> None:
-    for name, block in _blocks():
-        block.save(name, overwrite=True)
-
-
 def _blocks() -> Iterator[tuple[str, Any]]:
     """The blocks that the environment asks for."""
     from prefect.blocks.notifications import SendgridEmail, SlackWebhook
     from prefect.blocks.webhook import Webhook
 
-    if url := os.environ.get("FIRSTDIFF_NOTIFY_WEBHOOK"):
+    if url := _address("FIRSTDIFF_NOTIFY_WEBHOOK", "http", "https"):
         yield "firstdiff-webhook", Webhook(method="POST", url=url, headers={"Content-Type": "application/json"})
-    if url := os.environ.get("FIRSTDIFF_NOTIFY_SLACK"):
+    if url := _address("FIRSTDIFF_NOTIFY_SLACK", "https"):
         yield "firstdiff-slack", SlackWebhook(url=url)
-    if address := os.environ.get("FIRSTDIFF_NOTIFY_EMAIL"):
-        key, sender = os.environ.get("FIRSTDIFF_SENDGRID_KEY"), os.environ.get("FIRSTDIFF_SENDGRID_FROM")
+    if address := _mailbox("FIRSTDIFF_NOTIFY_EMAIL"):
+        key, sender = os.environ.get("FIRSTDIFF_SENDGRID_KEY"), _mailbox("FIRSTDIFF_SENDGRID_FROM")
         if not key or not sender:
             raise UsageError("FIRSTDIFF_NOTIFY_EMAIL: needs FIRSTDIFF_SENDGRID_KEY and FIRSTDIFF_SENDGRID_FROM too")
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise UsageError("FIRSTDIFF_SENDGRID_KEY: must be a key of SendGrid, of printable ASCII without blanks")
         yield "firstdiff-email", SendgridEmail(api_key=key, sender_email=sender, to_emails=[address])
+
+
+def _address(variable: str, *schemes: str) -> str:
+    """A web address from the environment; empty where none is given. It may be a secret, and is never shown.
+
+    Raises:
+        UsageError: It is none.
+    """
+    text = os.environ.get(variable, "")
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if text and not (good and text.isprintable() and " " not in text):
+        raise UsageError(f"{variable}: must be an address such as {schemes[-1]}://host/path")
+    return text
+
+
+def _mailbox(variable: str) -> str:
+    """An e-mail address from the environment; empty where none is given.
+
+    Raises:
+        UsageError: It is none.
+    """
+    text = os.environ.get(variable, "")
+    if text and re.fullmatch(r"[!-?A-~]+@[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*", text) is None:
+        raise UsageError(f"{variable}: must be one e-mail address, as you@example.org")
+    return text
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -25,10 +25,12 @@ from flows.orphaned import outliving_its_worker
 from flows.page import show_check
 from flows.permissions import require_allowed
 from flows.secrets import with_secrets
+from flows.stale import MOST_TRIES
 from flows.states import state_of, state_of_error
 from probe.checks import open_check
 from probe.config import Profile, Request, mapping_yaml, parse_request, resolve, to_yaml
 from probe.config.request import (
+    SOURCE,
     Algorithm,
     Cublas,
     Device,
@@ -44,7 +46,7 @@ from probe.config.request import (
     Switch,
 )
 from probe.disk import require_room, settle
-from probe.errors import DumpError, FirstdiffError, InconclusiveError, TrainerError, UsageError
+from probe.errors import ConfigError, DumpError, FirstdiffError, InconclusiveError, TrainerError
 from probe.history import begin
 from probe.launch import devices_reserved, dump_folder, launcher_for, leading
 from probe.locate import SecondPair, capture_of_answer, is_earliest, target_of, target_of_answer, why_no_capture
@@ -67,8 +69,6 @@ from tasks.replay import replay_module
 from tasks.report import write_results
 from tasks.runners import require_runner
 
-MOST_TRIES = 3
-"""How often one flow run is started: first, and again after a crash or by hand."""
 Value = TypeVar("Value")
 
 
@@ -143,17 +143,28 @@ def determinism_check(
     """
     values = locals()
     if (flow_run.run_count or 0) > MOST_TRIES:  # a process that dies each time is not started for ever
-        return state_of_error(UsageError(f"this run was started {MOST_TRIES} times and did not end; start a new one"))
+        return state_of_error(
+            InconclusiveError(f"this run was started {MOST_TRIES} times and did not end; start a new one")
+        )
     fields = {name: value for name, value in values.items() if name not in ("out", "force")}
     try:
+        _require_types(out, force)
         request = parse_request(fields)
         require_allowed(request)
         require_runner()
         with outliving_its_worker():
             document = _run(request, out or None, force)
     except (FirstdiffError, OSError) as error:
-        return state_of_error(error, out or "checks")
+        return state_of_error(error, str(out or "checks"))
     return state_of(document)
+
+
+def _require_types(out: object, force: object) -> None:
+    """Checks the two parameters that are none of the profile's: a deployment's schema may be off."""
+    if out is not None and (not isinstance(out, str) or "\0" in out or not out.isprintable()):
+        raise ConfigError(SOURCE, "out", f"must be the path of a folder, not {out!r:.60}")
+    if not isinstance(force, bool):
+        raise ConfigError(SOURCE, "force", f"must be true or false, not {force!r:.60}")
 
 
 def _run(request: Request, out: str | None, force: bool) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Keeper:
         if not self._parts.answers():
             return
         try:
-            for line in self._runs.mark(without_worker=not has_worker):
+            for line in [*self._runs.mark(without_worker=not has_worker), *self._runs.end_crashed()]:
                 self._say(line)
         except OSError as error:
             self._say(f"the server does not answer: {error}")

@@ -68,15 +68,26 @@ class BearableHandler(logging.Handler):
 def bearable_trainer_log() -> Iterator[None]:
     """Limits what of the trainers' output goes to Prefect's API; a terminal's handler gets every line."""
     logger = logging.getLogger("firstdiff")
-    before, level = list(logger.handlers), logger.level
-    if level == logging.NOTSET:  # in a worker nobody has said how much is logged
-        logger.setLevel(logging.INFO)
+    before = list(logger.handlers)
     limited = {handler: BearableHandler(handler) for handler in before if isinstance(handler, APILogHandler)}
     logger.handlers = [limited[each] if isinstance(each, APILogHandler) else each for each in before]
     try:
-        yield
+        with heard():
+            yield
     finally:
         for handler in limited.values():
             handler.say_what_is_left_out()
         logger.handlers = before
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """Has a flow run's log show what is done: in a worker nobody has said how much is logged."""
+    logger = logging.getLogger("firstdiff")
+    level = logger.level
+    if level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
         logger.setLevel(level)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from datetime import datetime
 from pathlib import PurePath
@@ -11,21 +12,26 @@ from typing import Any
 from prefect.runtime import flow_run
 
 from probe.config import Profile, parse_request, resolve
-from probe.errors import FirstdiffError
 
+log = logging.getLogger("firstdiff")
 _LONGEST = 60
 
 
 def check_name() -> str:
-    """The name of the flow run that is about to begin: profile, seed and date."""
-    parameters: dict[str, Any] = dict(flow_run.parameters)
-    named = str(parameters.get("profile", ""))
+    """The name of the flow run that is about to begin: profile, seed and date.
+
+    It raises nothing: before the flow begins, an error is a crash that counts as no try, and would be tried again for
+    ever.
+    """
+    named, seed = "", None
     try:
+        parameters: dict[str, Any] = dict(flow_run.parameters)
+        named = plain(profile_label(str(parameters.get("profile", ""))))
         fields = {name: value for name, value in parameters.items() if name not in ("out", "force")}
         seed = seed_of(resolve(parse_request(fields)))
-    except (FirstdiffError, OSError):
-        seed = None  # the flow says what is wrong
-    return " · ".join([plain(profile_label(named)), *([f"seed {seed}"] if seed is not None else []), now()])
+    except Exception as error:  # noqa: BLE001  (whatever it is, the flow begins, and says it)
+        log.debug("the name of this run has no seed: %s", error)
+    return " · ".join([named, *([f"seed {seed}"] if seed is not None else []), now()])
 
 
 def seed_of(profile: Profile) -> int | None:
@@ -60,6 +66,6 @@ def now() -> str:
     return datetime.now().strftime("%Y-%m-%d %H:%M")
 
 
-def plain(text: str) -> str:
+def plain(text: str, longest: int = _LONGEST) -> str:
     """Text of one short line."""
-    return "".join(c if c.isprintable() else "�" for c in text)[:_LONGEST]
+    return "".join(c if c.isprintable() else "�" for c in text)[:longest]

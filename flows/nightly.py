@@ -17,12 +17,13 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 
 from flows.determinism import determinism_check
+from flows.logs import heard
 from flows.names import now
 from flows.orphaned import outliving_its_worker
 from flows.page import warning
 from flows.permissions import require_allowed
 from flows.states import BY_SEVERITY, document_of, state_of_error, verdict_state
-from probe.config import Request, override_lines, parse_request
+from probe.config import override_lines, parse_request
 from probe.config.request import SOURCE, Lines, OptionalNumber
 from probe.errors import ConfigError, FirstdiffError, InconclusiveError, UsageError
 from probe.history import past_checks, stories, summary_markdown
@@ -83,10 +84,10 @@ def nightly(
     try:
         matrix = list(_matrix(profiles, seeds, nproc_per_node, settings, override_lines(overrides)))
         for parameters in matrix:
-            _require_allowed(parse_request({**parameters, "time_limit": time_limit}))
+            _require_allowed({**parameters, "time_limit": time_limit})
     except UsageError as error:
         return state_of_error(error)
-    with outliving_its_worker():
+    with outliving_its_worker(), heard():
         rows = [_checked({**parameters, "time_limit": time_limit}) for parameters in matrix]
     verdict = next(each for each in BY_SEVERITY if each in {row["verdict"] for row in rows})
     bad = [row for row in rows if row["verdict"] in ("divergent", "inconclusive")]
@@ -99,17 +100,19 @@ def nightly(
     return verdict_state(verdict, sentence, rows, BadNight(rows, sentence))
 
 
-def _require_allowed(request: Request) -> None:
+def _require_allowed(parameters: dict[str, Any]) -> None:
     """Refuses a whole night for its own parameters; what is wrong with one profile, that profile's check says.
 
     Raises:
-        ConfigError: A parameter asks for what the worker's owner does not allow.
+        ConfigError: A parameter is wrong, or asks for what the worker's owner does not allow.
     """
     try:
-        require_allowed(request)
-    except UsageError as error:
-        if isinstance(error, ConfigError) and error.source == SOURCE and error.key != "profile":
+        require_allowed(parse_request(parameters))
+    except ConfigError as error:
+        if error.source == SOURCE and error.key != "profile":
             raise
+    except Exception as error:  # noqa: BLE001  (the check of this profile looks again, and its row has the reason)
+        log.debug("%r: %s", parameters["profile"], error)
 
 
 def show_history(checks: Path = Path("checks")) -> None:
@@ -120,7 +123,7 @@ def show_history(checks: Path = Path("checks")) -> None:
     """
     try:
         text = summary_markdown(stories(past_checks(checks)))
-    except FirstdiffError as error:
+    except (FirstdiffError, OSError) as error:
         log.warning("the nightly summary is not made: %s", error)
         return
     with warning("the page does not show the nightly summary"):
@@ -130,23 +133,24 @@ def show_history(checks: Path = Path("checks")) -> None:
 def _checked(parameters: dict[str, Any]) -> dict[str, Any]:
     """One check: a row of the night's table."""
     row = {
-        "profile": parameters["profile"],
+        "profile": _storable(parameters["profile"]),
         "seed": "" if parameters["seed"] is None else parameters["seed"],
         "processes": "" if parameters["nproc_per_node"] is None else parameters["nproc_per_node"],
-        "settings": " ".join(parameters["overrides"]),
+        "settings": _storable(" ".join(parameters["overrides"])),
     }
     log.info("checking %s", " ".join(str(value) for value in row.values() if value != ""))
-    state = determinism_check(**parameters, return_state=True)
     try:
-        document = document_of(state)
-    except FirstdiffError as error:
-        return {**row, "verdict": "inconclusive", "found": str(error)[:300], "folder": ""}
-    return {
-        **row,
-        "verdict": document["verdict"],
-        "found": last_line(document, None)[:300],
-        "folder": document["folder"],
-    }
+        document = document_of(determinism_check(**parameters, return_state=True))
+        found = {"verdict": document["verdict"], "found": last_line(document, None), "folder": document["folder"]}
+    except Exception as error:  # noqa: BLE001  (whatever one check fails with, the night goes on)
+        kind = "" if isinstance(error, FirstdiffError) else f"{type(error).__name__}: "
+        found = {"verdict": "inconclusive", "found": f"{kind}{error}", "folder": ""}
+    return {**row, **found, "found": _storable(found["found"])[:300]}
+
+
+def _storable(text: str) -> str:
+    """Text that a server stores: half a character is written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _matrix(profiles: Any, seeds: Any, processes: Any, settings: Any, overrides: list[str]) -> Iterator[dict[str, Any]]:

@@ -37,6 +37,8 @@ def history_of(profile: str | None, checks: Path, anew: bool) -> tuple[dict[str,
     """
     if not checks.is_dir():
         raise UsageError(f"{checks}: no such folder of checks; name it with --checks")
+    if profile is not None and not profile.strip():
+        raise UsageError("PROFILE is empty; name a profile, or leave it out for all of them")
     known = rebuild(checks) if anew else past_checks(checks)
     told = stories(known)
     if profile is not None:

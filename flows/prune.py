@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
+from flows.logs import heard
+from flows.names import plain
+from flows.page import warning
+from flows.states import state_of_error, verdict_state
 from probe.disk import parse_size, prune, pruned_lines
+from probe.errors import FirstdiffError, InconclusiveError
 
 log = logging.getLogger("firstdiff")
 
@@ -20,7 +28,7 @@ def prune_checks(
     max_checks: int = 0,
     max_size: str = "",
     dry_run: bool = False,
-) -> dict[str, Any]:
+) -> State[Any]:
     """Removes old checks; never one that runs, nor the newest divergent one of each profile.
 
     Args:
@@ -31,15 +39,20 @@ def prune_checks(
         dry_run: Only say what would go.
 
     Returns:
-        What was removed, what was kept and why.
+        A final state with what was removed, what was kept and why; its log and the artifact prune say the same.
     """
-    result = prune(
-        Path(checks),
-        older_than_days or None,
-        max_checks or None,
-        parse_size(max_size) if max_size.strip() else None,
-        dry_run,
-    )
-    for line in pruned_lines(result):
-        log.info("%s", line)
-    return result.as_dict()
+    try:
+        size = parse_size(max_size) if max_size.strip() else None
+        result = prune(Path(checks), older_than_days or None, max_checks or None, size, dry_run)
+    except (FirstdiffError, OSError) as error:
+        return state_of_error(error, checks)
+    *lines, last = pruned_lines(result)
+    with heard():
+        for line in [*lines, last]:
+            log.info("%s", line)
+    with warning("the page does not show what was removed"):
+        text = "\n".join([f"**{last}**", "", *(f"- `{plain(line, len(line)).replace('`', '')}`" for line in lines)])
+        create_markdown_artifact(text, "prune", "What was removed, what was kept, and why")
+    if result.failed:
+        return verdict_state("inconclusive", last, None, InconclusiveError("; ".join(result.failed)))
+    return Completed(message=last, data=result.as_dict())

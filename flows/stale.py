@@ -2,7 +2,8 @@
 
 A run shows that it lives by Prefect's heartbeat, which its process sends every half minute wherever it is, or by a
 process on this machine. One that has shown nothing for ``FIRSTDIFF_STALE_SECONDS`` is *Crashed*, or *Cancelled* where
-that was asked for. Standard library only: whoever looks all night is small.
+that was asked for. One that crashed three times is *Inconclusive*, and tried no more: a flow counts its own tries, but
+some errors come before it begins. Standard library only: whoever looks all night is small.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ HEARTBEAT_SECONDS = 30
 """Time between two heartbeats: the shortest that Prefect has."""
 RUN_ID = "PREFECT__FLOW_RUN_ID"
 """The variable by which the process of a flow run is known."""
+MOST_TRIES = 3
+"""How often one flow run is started: first, and again after a crash or by hand."""
+CRASHED_WITHIN_SECONDS = 600.0
+"""How long ago a run may have crashed whose crashes are counted."""
 _ACTIVE = ["RUNNING", "PENDING", "CANCELLING"]
 _FLOWS = ["determinism-check", "nightly", "compare", "prune"]
 """Other people's flows on the server are theirs."""
@@ -56,6 +61,7 @@ class StaleRuns:
         self._pool = pool
         self._limit = limit
         self._answers_since: float | None = None
+        self._counted: set[str] = set()
 
     def mark(self, without_worker: bool = False) -> list[str]:
         """Gives every stale run its end.
@@ -70,7 +76,7 @@ class StaleRuns:
             OSError: The server does not answer; how long it did not is held against no run.
         """
         try:
-            runs = list(self._active())
+            runs = list(self._those({"state": {"type": {"any_": _ACTIVE}}}))
         except OSError:
             self._answers_since = None
             raise
@@ -80,6 +86,38 @@ class StaleRuns:
             return []
         here = processes.values_of(RUN_ID)
         return [self._end(run) for run in runs if self._is_stale(run, here, without_worker)]
+
+    def end_crashed(self) -> list[str]:
+        """Gives every run that crashed three times its end, so that nothing tries it again.
+
+        Returns:
+            What was done, one line a run.
+
+        Raises:
+            OSError: The server does not answer.
+        """
+        since = datetime.fromtimestamp(time.time() - CRASHED_WITHIN_SECONDS, timezone.utc).isoformat()
+        crashed = list(self._those({"state": {"type": {"any_": ["CRASHED"]}}, "end_time": {"after_": since}}))
+        new = [run for run in crashed if run["state"]["id"] not in self._counted]
+        done = [self._end_for_good(run) for run in new if self._crashes(run["id"]) >= MOST_TRIES]
+        self._counted = {run["state"]["id"] for run in crashed}
+        return done
+
+    def _crashes(self, run: str) -> int:
+        """How often a run crashed: a worker reports one crash twice, the second time some seconds later."""
+        try:
+            states = self._ask(f"flow_run_states/?flow_run_id={run}")
+        except urllib.error.HTTPError:  # somebody deleted it
+            return 0
+        types = [state["type"] for state in sorted(states, key=lambda state: _seconds(state["timestamp"]))]
+        return sum(now == "CRASHED" != before for before, now in zip([None, *types], types, strict=False))
+
+    def _end_for_good(self, run: dict[str, Any]) -> str:
+        last = " ".join((run["state"]["message"] or "").split())[:300]
+        message = f"It crashed {MOST_TRIES} times and is not tried again" + (
+            f"; the last time: {last}" if last else "."
+        )
+        return self._set(run, {"type": "FAILED", "name": "Inconclusive", "message": message}, force=True)
 
     def _is_stale(self, run: dict[str, Any], here: set[str] | None, without_worker: bool) -> bool:
         top = self._top(run)
@@ -112,17 +150,21 @@ class StaleRuns:
             state = {"type": "CANCELLED", "name": "Cancelled", "message": "It was cancelled; its process is gone."}
         else:
             state = {"type": "CRASHED", "name": "Crashed", "message": "Its process is gone, or its machine."}
+        return self._set(run, state)
+
+    def _set(self, run: dict[str, Any], state: dict[str, str], force: bool = False) -> str:
         try:
-            told = self._ask(f"flow_runs/{run['id']}/set_state", {"state": state})["status"].lower()
+            told = self._ask(f"flow_runs/{run['id']}/set_state", {"state": state, "force": force})["status"].lower()
         except urllib.error.HTTPError as error:  # somebody deleted it
             told = str(error)
         return f"{run['name']} ({run['id']}): {state['name']}, {told}"
 
-    def _active(self) -> Iterator[dict[str, Any]]:
+    def _those(self, flow_runs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The runs of our flows that a filter lets through."""
         offset = 0
         while True:
             wanted = {
-                "flow_runs": {"state": {"type": {"any_": _ACTIVE}}},
+                "flow_runs": flow_runs,
                 "flows": {"name": {"any_": _FLOWS}},
                 "offset": offset,
                 "limit": _PAGE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -65,7 +66,7 @@ def compare_dumps(
     """
     start = time.monotonic()
     if out is not None:
-        if any(out.resolve().is_relative_to(dump.resolve()) for dump in (a, b)):
+        if any(_real(out).is_relative_to(_real(dump)) for dump in (a, b)):
             raise UsageError(f"{out}: lies inside a dump that is to be compared; name another folder with --out")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UsageError(f"{out}: not an empty folder; name another with --out")
@@ -78,7 +79,7 @@ def compare_dumps(
         with names.in_errors():
             result = _compare(left, right, allow_different, compare_records)
         result.runs, result.read_from = {"a": a, "b": b}, {"a": left, "b": right}
-        if a.resolve() == b.resolve():
+        if _real(a) == _real(b):
             result.notes.insert(0, "both dumps are the same folder")
         if out is not None:
             result.tables = [key_data_tables(left, right, out / "keydata"), layer_tables(left, right, out / "layers")]
@@ -91,6 +92,11 @@ def compare_dumps(
             write_verdict(document, out)
             write_report(result, document, out)
     return document
+
+
+def _real(folder: Path) -> Path:
+    """A folder's path without links; those that lead in a circle stay."""
+    return Path(os.path.realpath(folder))
 
 
 def _compare(a: Path, b: Path, allow_different: Sequence[str], compare_records: RecordComparer) -> CheckResult:

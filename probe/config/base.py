@@ -52,6 +52,22 @@ def first_problem(error: ValidationError, source: str, root: type[BaseModel], pr
     return ConfigError(source, key, problem)
 
 
+def problem_of_text(text: str) -> str:
+    r"""Why the operating system takes a text neither as an argument nor as a path; empty where it does.
+
+    Example:
+        >>> problem_of_text("train.py"), problem_of_text("a\0b")
+        ('', 'holds a NUL character')
+    """
+    if "\0" in text:
+        return "holds a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "holds half a character (a lone surrogate)"
+    return ""
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from probe.config.base import StrictModel, first_problem
+from probe.config.base import StrictModel, first_problem, problem_of_text
 from probe.config.profile import Profile, TrainerRunConfig
 from probe.config.training import TrainingConfig
 from probe.config.variant import apply_b, check_allowed, get, plain, put
@@ -67,13 +67,21 @@ def find_profile(name: str) -> Path:
     Raises:
         UsageError: There is none; the message lists the names that exist.
     """
+    if problem := problem_of_text(name):
+        raise UsageError(f"{name!r:.60}: no such profile; the name {problem}")
     path = Path(name)
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
         raise UsageError(f"{name[:60]}…: no such profile; no file has so long a name")
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise UsageError(f"{name}: no such profile file") from None
+        except OSError as error:
+            raise UsageError(f"{name}: this profile cannot be read ({error.strerror})") from error
         if path.is_file():
             return path.resolve()
-        raise UsageError(f"{name}: no such profile file")
+        raise UsageError(f"{name}: is no profile file")
     folders = [Path.cwd() / "profiles", SHIPPED_PROFILES]
     for folder in folders:
         candidate = folder / f"{name}.yaml"
@@ -122,10 +130,13 @@ def _resolved(raw: dict[str, Any], base: Path, source: str) -> Profile:
     if isinstance(trainer, dict):
         if isinstance(trainer.get("config"), dict):
             _resolve_paths(trainer["config"], base)
+        for key in ("cwd", "local_dump"):
+            if problem := problem_of_text(str(trainer.get(key, ""))):
+                raise ConfigError(source, f"trainer.{key}", problem)
         if isinstance(trainer.get("local_dump"), str):
-            trainer["local_dump"] = str((base / trainer["local_dump"]).resolve())
+            trainer["local_dump"] = os.path.realpath(base / trainer["local_dump"])
         if trainer.get("kind") == "command":
-            trainer["cwd"] = str((base / str(trainer.get("cwd", "."))).resolve())
+            trainer["cwd"] = os.path.realpath(base / str(trainer.get("cwd", ".")))
     profile = _follow_steps(_validate(Profile, raw, source))
     if profile.trainer.kind == "integrated":
         _require_files(profile.trainer.config, source, "trainer.config.")
@@ -218,8 +229,8 @@ def _resolve_paths(config: dict[str, Any], base: Path) -> dict[str, Any]:
     """Makes the paths of a trainer file absolute, in place: they are relative to the file that names them."""
     for section, key in _PATHS:
         values = config.get(section)
-        if isinstance(values, dict) and isinstance(values.get(key), str):
-            values[key] = str((base / values[key]).resolve())
+        if isinstance(values, dict) and isinstance(values.get(key), str) and not problem_of_text(values[key]):
+            values[key] = os.path.realpath(base / values[key])  # of links that lead in a circle, too
     return config
 
 

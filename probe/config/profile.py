@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from probe.config.base import StrictModel
+from probe.config.base import StrictModel, problem_of_text
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
 from probe.config.variables import Source, TextOrSource
 from probe.errors import ConfigError
@@ -17,6 +17,12 @@ from probe.types import ROLES_OF_STAGE, DigestPlace, Stage
 _WITH_GRADIENTS = (None, "actor_update", "critic_update")
 """Stages that have a backward pass; None is any."""
 _STARTS_RANKS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
+
+
+def _require_text(key: str, text: str) -> None:
+    """Refuses text that no process can be given."""
+    if problem := problem_of_text(text):
+        raise ValueError(f"{key}: {problem}")
 
 
 class Launch(StrictModel):
@@ -38,6 +44,11 @@ class Launch(StrictModel):
     local_dump: str | None = None
     """A folder on each host's own disk to record to; what was recorded is moved to the check's folder when the host's
     processes have ended. null records there at once."""
+
+    @model_validator(mode="after")
+    def _folder_can_be_made(self) -> Launch:
+        _require_text("local_dump", self.local_dump or "")
+        return self
 
     @model_validator(mode="after")
     def _hosts_can_find_each_other(self) -> Launch:
@@ -90,6 +101,24 @@ class CommandTrainer(Launch):
         return {name: value for name, value in self.env.items() if isinstance(value, str)}
 
     @model_validator(mode="after")
+    def _a_process_can_be_given_it(self) -> CommandTrainer:
+        if not self.command[0]:
+            raise ValueError("command.0: the program has no name")
+        for index, element in enumerate(self.command):
+            _require_text(f"command.{index}", element)
+        for index, name in enumerate(self.secrets):
+            _require_text(f"secrets.{index}", name)
+        _require_text("cwd", self.cwd)
+        for name, value in self.env.items():
+            if not name or "=" in name or problem_of_text(name):
+                raise ValueError(f"env: {name!r:.60} is no variable's name: it must not be empty, or hold = or NUL")
+            for text in (value.secret, value.variable) if isinstance(value, Source) else (value,):
+                _require_text(f"env.{name}", text or "")
+            if isinstance(value, Source) and (value.variable == "" or "=" in (value.variable or "")):
+                raise ValueError(f"env.{name}: {value.variable!r:.60} is no variable's name")
+        return self
+
+    @model_validator(mode="after")
     def _no_variable_is_masked(self) -> CommandTrainer:
         for name, value in self.env.items():
             if is_masked(value):
@@ -111,7 +140,7 @@ class CommandTrainer(Launch):
 class Keep(StrictModel):
     """What is kept of a check after its verdict. ``keep: all`` keeps everything."""
 
-    divergent: int | None = Field(default=None, ge=1)
+    divergent: int | None = Field(default=None, ge=1, le=1_000_000)
     """Days for which the values and layers of a divergent or inconclusive check are kept, then only digests; null keeps
     them. Those of a profile's newest divergent check stay."""
     identical: Literal["all", "digests"] = "all"

@@ -31,7 +31,7 @@ log = logging.getLogger("firstdiff")
 _REMOVING = re.compile(r"\.removing-[0-9a-f]{8}-.+")
 
 
-_MOST = {"days": 1_000_000, "checks": 10**12, "bytes": 10**24}
+_MOST = {"--older-than": 1_000_000, "--max-checks": 10**12, "--max-bytes": 10**24}
 """Largest limits."""
 
 
@@ -78,6 +78,8 @@ class Pruned:
     removed: list[Doomed] = field(default_factory=list)
     protected: list[Doomed] = field(default_factory=list)
     """Checks that would have gone, and why they stay."""
+    kept: list[Doomed] = field(default_factory=list)
+    """Checks within the limits."""
     reduced: list[Path] = field(default_factory=list)
     """Checks of which only digests are left, since ``check.keep.divergent`` days are over."""
     failed: list[str] = field(default_factory=list)
@@ -95,6 +97,7 @@ class Pruned:
             "bytes": self.bytes,
             "removed": [one.as_dict() for one in self.removed],
             "protected": [one.as_dict() for one in self.protected],
+            "kept": [one.as_dict() for one in self.kept],
             "reduced": [str(folder) for folder in self.reduced],
             "failed": self.failed,
         }
@@ -123,9 +126,9 @@ def prune(
     """
     if older_than is None and max_checks is None and max_bytes is None:
         raise UsageError("say which checks may go, with --older-than, --max-checks or --max-bytes")
-    for name, limit in (("days", older_than), ("checks", max_checks), ("bytes", max_bytes)):
+    for name, limit in (("--older-than", older_than), ("--max-checks", max_checks), ("--max-bytes", max_bytes)):
         if limit is not None and not 0 <= limit <= _MOST[name]:
-            raise UsageError(f"a limit of {limit:g} {name}: must be from 0 to {_MOST[name]:g}")
+            raise UsageError(f"{name}: {limit:.6g} is no limit; it must be from 0 to {_MOST[name]:,}")
     if not checks.is_dir():
         raise UsageError(f"{checks}: no such folder of checks; name it with --checks")
     time = now or datetime.now(timezone.utc)
@@ -134,7 +137,10 @@ def prune(
         _finish_removing(checks, result)
     found = sorted(_checks_in(checks), key=lambda one: (one.time, one.folder))
     protected = _protected(found)
-    for one in _chosen(found, protected, time, older_than, max_checks, max_bytes):
+    chosen = _chosen(found, protected, time, older_than, max_checks, max_bytes)
+    gone = {one.folder for one in chosen}
+    result.kept = [replace(one, reason="within the limits") for one in found if one.folder not in gone]
+    for one in chosen:
         if one.folder in protected:
             result.protected.append(replace(one, reason=protected[one.folder]))
         elif dry_run or _remove(one, checks, result):
@@ -153,7 +159,7 @@ def pruned_lines(result: Pruned) -> list[str]:
         f"{verb} {one.folder} ({one.verdict or 'no verdict'}, {show_size(one.bytes)}): {one.reason}"
         for one in result.removed
     ]
-    lines += [f"kept {one.folder}: {one.reason}" for one in result.protected]
+    lines += [f"kept {one.folder}: {one.reason}" for one in [*result.protected, *result.kept]]
     lines += [f"removed the values of {folder}: check.keep says so" for folder in result.reduced]
     lines += result.failed
     count = len(result.removed)

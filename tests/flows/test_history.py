@@ -115,3 +115,13 @@ def test_ten_nights_with_a_commit_at_night_six(project: Project, firstdiff: Call
     assert (story["divergent_checks"], story["same_cause"], story["flaky"], story["new"]) == (5, True, False, False)
     for words in ("2026-01-06", "commit of the code", before, after, "The cause is the same as before"):
         assert words in done.stderr, words
+
+
+def test_an_empty_profile_and_a_limit_that_is_none_are_named(firstdiff: Callable[..., Any], tmp_path: Path) -> None:
+    told = firstdiff("history", " ", "--checks", tmp_path)
+    assert told.status == 64 and told.last_line == (
+        "firstdiff: PROFILE is empty; name a profile, or leave it out for all of them"
+    )
+    for option, value in (("--older-than", "1e9"), ("--max-checks", "9" * 20), ("--max-bytes", "9" * 30)):
+        told = firstdiff("prune", "--checks", tmp_path, option, value)
+        assert told.status == 64 and told.last_line.startswith(f"firstdiff: {option}: ")

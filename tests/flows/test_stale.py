@@ -104,6 +104,27 @@ def test_a_time_in_which_the_server_was_away_is_held_against_no_run(server: Serv
     assert not any(run in line for line in away.mark()), "only now is it looked at"
 
 
+def test_a_run_that_crashed_three_times_is_ended_for_good(server: Server) -> None:
+    runs, twice, thrice = StaleRuns(server.api, "firstdiff", 3600.0), server.run("PENDING"), server.run("PENDING")
+    others = server.run("PENDING", "somebody's")
+
+    def crash(*those: str, reports: int) -> None:
+        for run in those:
+            for state in ["SCHEDULED", "PENDING", *["CRASHED"] * reports]:
+                content = {"type": state, "name": state.capitalize(), "message": f"exit\nstatus {reports}"}
+                server.ask(f"flow_runs/{run}/set_state", {"state": content, "force": True})
+
+    crash(twice, thrice, others, reports=2)
+    crash(twice, thrice, others, reports=2)
+    assert not any(run in line for line in runs.end_crashed() for run in (twice, thrice))
+    crash(thrice, others, reports=1)
+    assert [thrice in line for line in runs.end_crashed()].count(True) == 1
+    state = server.ask(f"flow_runs/{thrice}")["state"]
+    assert (state["type"], state["name"]) == ("FAILED", "Inconclusive")
+    assert state["message"] == "It crashed 3 times and is not tried again; the last time: exit status 1"
+    assert (server.state(twice), server.state(others)) == ("CRASHED", "CRASHED")
+
+
 @pytest.mark.parametrize(("value", "seconds"), [("", STALE_SECONDS), ("much", STALE_SECONDS), ("40", 40.0), ("0", 1.0)])
 def test_the_limit(monkeypatch: pytest.MonkeyPatch, value: str, seconds: float) -> None:
     monkeypatch.setenv(VARIABLE, value)

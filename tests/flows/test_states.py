@@ -65,6 +65,45 @@ def test_a_run_whose_process_dies_each_time_is_not_started_for_ever(monkeypatch:
 
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(MOST_TRIES + 1))
     state = determinism_check.fn(profile="nope")
-    assert state.name == "Refused" and "3 times" in state.message
+    assert state.name == "Inconclusive" and "3 times" in state.message
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(MOST_TRIES))
     assert "nope" in determinism_check.fn(profile="nope").message
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"profile": "demo", "nope": 1}, {"profile": "\ud800" * 999}, {"profile": [1]}, {}]
+)
+def test_a_run_gets_a_name_whatever_it_is_given(parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import names
+
+    monkeypatch.setattr(names.flow_run, "parameters", parameters, raising=False)
+    assert "seed" not in names.check_name()
+
+
+@pytest.mark.parametrize(("name", "value"), [("out", 5), ("out", "a\0b"), ("force", "maybe"), ("force", None)])
+def test_parameters_of_a_wrong_type_are_refused_where_no_schema_does(name: str, value: Any) -> None:
+    from flows.determinism import determinism_check
+
+    state = determinism_check.fn(profile="demo", steps=1, **{name: value})
+    assert state.name == "Refused" and state.message.startswith(f"parameters: {name}: must be")
+
+
+@pytest.mark.parametrize("profile", ["", "\ud800", "x" * 9999, "a\0b", "nope", "loop.yaml", "deep.yaml"])
+def test_one_broken_profile_never_stops_a_night(profile: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import nightly
+
+    (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
+    (tmp_path / "deep.yaml").write_text("trainer: " + "[" * 3000)
+    monkeypatch.chdir(tmp_path)
+    given = {"profile": profile, "seed": None, "nproc_per_node": None, "overrides": []}
+    nightly._require_allowed(given)
+
+    def check(**parameters: Any) -> Any:
+        return nightly.determinism_check.fn(**{name: parameters[name] for name in ("profile", "overrides")})
+
+    monkeypatch.setattr(nightly, "determinism_check", lambda return_state, **parameters: check(**parameters))
+    row = nightly._checked(given)
+    assert row["verdict"] == "inconclusive" and row["found"]
+    assert row["profile"].encode() or not profile
+    with pytest.raises(ConfigError):
+        nightly._require_allowed({**given, "profile": "demo", "seed": -5})

@@ -63,6 +63,34 @@ def test_what_is_wrong_with_make_serve_is_one_sentence(
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("FIRSTDIFF_NOTIFY_WEBHOOK", "not a url"),
+        ("FIRSTDIFF_NOTIFY_WEBHOOK", "ftp://hooks.example.org/hush"),
+        ("FIRSTDIFF_NOTIFY_WEBHOOK", "http://[hush"),
+        ("FIRSTDIFF_NOTIFY_SLACK", "hooks.slack.com/services/hush"),
+        ("FIRSTDIFF_NOTIFY_SLACK", "https://hooks.slack.com:port/hush"),
+        ("FIRSTDIFF_NOTIFY_EMAIL", "hush"),
+        ("FIRSTDIFF_SENDGRID_FROM", "a@b@hush"),
+        ("FIRSTDIFF_SENDGRID_KEY", "hush\nhush"),
+    ],
+)
+def test_a_malformed_variable_of_notifications_is_refused_and_never_shown(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flows import automations
+
+    good = {"NOTIFY_EMAIL": "you@example.org", "SENDGRID_KEY": "SG.k-e_y", "SENDGRID_FROM": "night.ly+1@localhost"}
+    for name, text in {**{f"FIRSTDIFF_{name}": text for name, text in good.items()}, variable: value}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert automations.main([]) == 64
+    said = capsys.readouterr().err
+    assert said.startswith(f"firstdiff: {variable}: must be ") and len(said.splitlines()) == 1
+    assert value not in said and "hush" not in said
+
+
 def test_stopping_never_ends_a_process_that_got_the_number_of_ours(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:

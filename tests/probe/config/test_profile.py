@@ -11,9 +11,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from probe.comparison import compare_dumps
 from probe.config import Determinism, Fault, Profile, load_profile, profile_schema, to_yaml
 from probe.config.loading import SHIPPED_PROFILES
-from probe.errors import ConfigError
+from probe.errors import ConfigError, UsageError
 from probe.types import ROLES_OF_STAGE, STAGES
 
 SHIPPED = sorted(SHIPPED_PROFILES.glob("*.yaml"))
@@ -182,6 +183,61 @@ def test_what_is_kept_reads_back_as_it_was_written(keep: Any, tmp_path: Path) ->
     file.write_text(to_yaml(profile))
     assert load_profile(str(file)) == profile
     assert profile.check.keep.divergent == (keep.get("divergent") if isinstance(keep, dict) else None)
+
+
+def test_days_that_no_calendar_has_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("trainer: {kind: command, command: [x]}\ncheck: {keep: {divergent: 999999999999}}\n")
+    with pytest.raises(ConfigError, match=r"p\.yaml: check\.keep\.divergent: input should be less than or equal to"):
+        load_profile(str(file))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "key"),
+    [
+        (r'command: [python, "a\0b"]', "trainer.command"),
+        (r'command: [python, "\ud800"]', "trainer.command"),
+        (r"command: ['']", "trainer.command"),
+        (r'command: [x], env: {"A=B": c}', "trainer.env"),
+        (r'command: [x], env: {"": c}', "trainer.env"),
+        (r'command: [x], env: {"A\0": c}', "trainer.env"),
+        (r'command: [x], env: {"\udfff": c}', "trainer.env"),
+        (r'command: [x], env: {A: "c\0d"}', "trainer.env.A"),
+        (r'command: [x], env: {A: "\ud800"}', "trainer.env.A"),
+        (r'command: [x], env: {A: {variable: "B=C"}}', "trainer.env.A"),
+        (r'command: [x], env: {A: {variable: "\ud800"}}', "trainer.env.A"),
+        (r'command: [x], cwd: "a\0b"', "trainer.cwd"),
+        (r'command: [x], cwd: "\ud800"', "trainer.cwd"),
+        (r'command: [x], secrets: ["\ud800"]', "trainer.secrets"),
+        (r'command: [x], local_dump: "a\0b"', "trainer.local_dump"),
+    ],
+)
+def test_what_no_process_can_be_given_is_refused_when_it_is_read(trainer: str, key: str, tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(f"trainer: {{kind: command, {trainer}}}\n")
+    with pytest.raises(ConfigError) as error:
+        load_profile(str(file))
+    sentence = str(error.value)
+    assert sentence.startswith(f"{file}: trainer") and sentence.isprintable()
+    assert key in sentence.replace("trainer: ", "trainer.")
+    assert sentence.encode()
+
+
+def test_links_in_a_circle_and_folders_that_may_not_be_read_are_wrong_paths(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("loop/p.yaml", "loop.yaml/p.yaml"):
+        with pytest.raises(UsageError, match="p.yaml: "):
+            load_profile(str(tmp_path / name))
+    file = tmp_path / "p.yaml"
+    file.write_text("trainer: {kind: command, command: [x], cwd: loop}\n")
+    with pytest.raises(ConfigError, match=r"trainer\.cwd: no such folder"):
+        load_profile(str(file))
+    for path in ('"a\\0b"', '"\\ud800"', "loop"):
+        file.write_text(f"trainer: {{kind: integrated, config: {{megatron_training: {{data_path: {path}}}}}}}\n")
+        with pytest.raises(ConfigError, match=r"megatron_training\.data_path"):
+            load_profile(str(file))
+    with pytest.raises(UsageError, match="loop"):
+        compare_dumps(tmp_path / "loop", tmp_path / "loop", tmp_path / "loop")
 
 
 def test_a_check_does_not_go_on_from_what_its_first_run_saved(tmp_path: Path) -> None:
