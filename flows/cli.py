@@ -39,6 +39,9 @@ app = typer.Typer(
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """What Typer raises for a wrong command line; it carries its own copy of click, which has no public name."""
 
+Override = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a profile key by its dotted path.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the trainers' output and Prefect's logs.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show the last line only.")]
@@ -63,9 +66,7 @@ class Outcome:
 @app.command()
 def check(
     profile: Annotated[str, typer.Argument(help="A file in profiles/ by name, or a path.")],
-    override: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a profile key by its dotted path.")
-    ] = None,
+    override: Override = None,
     out: Annotated[Path | None, typer.Option(help="The check's folder, new or empty.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Start though the disk has too little room.")] = False,
     as_json: Json = False,
@@ -131,18 +132,26 @@ def compare(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Say what this machine has: versions, devices, determinism settings in effect."""
+def doctor(
+    profile: Annotated[
+        str | None, typer.Argument(help="A profile: its workers are started and asked what is in effect there.")
+    ] = None,
+    override: Override = None,
+    as_json: Json = False,
+) -> None:
+    """Say what this machine has, and whether a profile's workers have what it asks for."""
 
     def work() -> Outcome:
-        from probe.doctor import examine, summary
+        from probe.doctor import examine, examine_profile, is_well, last_line, summary
 
         document = examine()
+        if profile is not None:
+            document["workers_of_profile"] = examine_profile(profile, override or ())
+        elif override:
+            raise UsageError("--set: name a profile too")
         for line in summary(document):
             logging.getLogger("firstdiff").info("%s", line)
-        missing = document["missing"]
-        line = f"missing: {', '.join(missing)}" if missing else "everything that is needed is here"
-        return Outcome(document, line, 2 if missing else 0)
+        return Outcome(document, last_line(document), 0 if is_well(document) else 2)
 
     _run(work, as_json, verbose=False, quiet=False)
 

@@ -28,6 +28,7 @@ from flows.secrets import with_secrets
 from flows.stale import MOST_TRIES
 from flows.states import state_of, state_of_error
 from probe.checks import open_check
+from probe.compare import worker_notes
 from probe.config import Profile, Request, mapping_yaml, parse_request, resolve, to_yaml
 from probe.config.request import (
     SOURCE,
@@ -219,7 +220,7 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     result.verdict = comparison.verdict
     traces = compare_traces(a.folder, b.folder, last_step)
     result.judge_traces(traces)
-    result.notes += [*map(str, failures), *reservations(a, b, comparison)]
+    result.notes += [*map(str, failures), *reservations(a, b, comparison), *worker_notes(a.folder)]
     result.tables.append(make_key_data_tables(a.folder, b.folder, folder / "keydata"))
     result.configurations = compare_configurations(a.folder, b.folder, profile.check.meant_to_differ)
     if failures and not (comparison.differences or traces.differences):

@@ -17,6 +17,7 @@ from probe.compare import (
     compare_layers,
     compare_on_this_machine,
     compare_traces,
+    worker_notes,
 )
 from probe.compare.entries import NOTHING_RECORDED
 from probe.errors import UsageError
@@ -115,7 +116,7 @@ def _compare(a: Path, b: Path, allow_different: Sequence[str], compare_records: 
         first_key_data=first,
         layers=layers if has_layers else None,
     )
-    result.notes += [*reservations(dump_a, dump_b, key_data), *reductions(a, b)]
+    result.notes += [*reservations(dump_a, dump_b, key_data), *reductions(a, b), *worker_notes(a)]
     result.judge_traces(traces)
     result.configurations = compare_configurations(a, b, allow_different)
     result.judge_experiments()

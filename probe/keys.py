@@ -20,13 +20,16 @@ ENVIRONMENT = "environment"
 ENVIRONMENT_KEYS = (
     *(f"versions.{name}" for name in ("torch", "torch-npu", "numpy", "transformers", "mindstudio-probe", "xxhash")),
     *(f"versions.{name}" for name in ("cann", "cuda", "cudnn")),
-    *(f"platform.{name}" for name in ("python", "system", "machine", "processors", "cpu_capability")),
+    *(f"platform.{name}" for name in ("python", "system", "machine", "processors", "cpu_model", "cpu_capability")),
+    *("build.torch", "build.settings.*", "limits.affinity", "limits.cpus", "limits.memory_bytes"),
     *("world_size", "models.*", "devices.cuda", "devices.npu", "determinism.requested.*"),
     *(
         f"determinism.in_effect.{name}"
         for name in (
             *("deterministic_algorithms", "warn_only", "fill_uninitialized_memory", "cudnn_deterministic"),
-            *("cudnn_benchmark", "cuda_matmul_tf32", "float32_matmul_precision", "num_threads", "num_interop_threads"),
+            *("cudnn_benchmark", "cudnn_tf32", "cuda_matmul_tf32", "cuda_fp16_reduced_precision"),
+            *("cuda_bf16_reduced_precision", "mkldnn", "default_dtype", "sdpa.*", "npu.*", "float32_matmul_precision"),
+            *("num_threads", "num_interop_threads"),
             *("hash_randomization", "torch_seed", "random_states.*", "variables.*"),
         )
     ),

@@ -37,7 +37,7 @@ BELOW = {
     "trainer": {"collect", "config", "types", "errors", "privacy"},
     "comparison": {"report", "locate", "compare", "store", "types", "errors"},
     "checks": {"launch", "report", "errors"},
-    "doctor": {"collect"},
+    "doctor": {"collect", "compare", "config", "launch", "errors"},
     "bench": {"collect", "trainer", "launch", "locate", "compare", "config", "store", "types", "errors"},
 }
 """What each part of ``probe`` may import: imports point down only."""

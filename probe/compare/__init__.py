@@ -22,6 +22,7 @@ from probe.compare.place import Place, chosen_place, place_for
 from probe.compare.processes import compare_on_this_machine
 from probe.compare.trace import compare_traces
 from probe.compare.trace_found import EventDifference, RankTrace, TraceComparison
+from probe.compare.workers import not_in_effect, read_environments, unlike_workers, worker_notes
 
 __all__ = [
     "Cell",
@@ -34,8 +35,8 @@ __all__ = [
     "LayerDifference",
     "Part",
     "Place",
-    "Share",
     "RankTrace",
+    "Share",
     "TraceComparison",
     "chosen_place",
     "compare_configurations",
@@ -47,7 +48,11 @@ __all__ = [
     "compare_traces",
     "counted_values",
     "merge_parts",
+    "not_in_effect",
     "place_for",
+    "read_environments",
     "read_experiment",
     "split",
+    "unlike_workers",
+    "worker_notes",
 ]

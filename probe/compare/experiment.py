@@ -18,6 +18,7 @@ NOT_COUNTED: dict[str, str] = {
     "trainer.config.msprobe_config": "where a run records, and which layers: its switches, steps and dump_path",
     "trainer.config.megatron_training.save_interval": "when checkpoints are written; that changes no value",
     "trainer.config.megatron_training.keep_checkpoints": "which checkpoints are kept",
+    "environment.limits": "what a container leaves of a machine; what changes results is the number of threads",
     "environment.determinism.in_effect.random_states": "what was drawn by then: a result, which the records show",
 }
 """Keys that differ between the runs of one check by design, or from one machine to the next, and why they do not count.

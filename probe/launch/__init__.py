@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from probe.launch.claim import abandoned_checks, claimed, is_running, running_checks, taken_from_the_dead
 from probe.launch.devices import devices_reserved
+from probe.launch.examine import examine_workers
 from probe.launch.finished import begin_run, forget_results, is_finished
 from probe.launch.follow import follow
 from probe.launch.hosts import leading
@@ -20,6 +21,7 @@ __all__ = [
     "check_folder",
     "claimed",
     "devices_reserved",
+    "examine_workers",
     "dump_folder",
     "follow",
     "forget_results",

@@ -163,17 +163,25 @@ def manifests(folder: Path) -> dict[int | None, Path]:
 
 
 def further_environments(folder: Path) -> list[str]:
-    """The names of the environments of hosts beside the first, at the top of a dump folder, by rank.
+    """The names of the environments of processes beside the first, at the top of a dump folder, by rank.
 
     Raises:
         OSError: The folder cannot be listed.
     """
-    ranks = sorted(int(match.group(1)) for name in os.listdir(folder) if (match := _RANK_ENVIRONMENT.fullmatch(name)))
-    return [of_rank(ENVIRONMENT, rank) for rank in ranks]
+    return [of_rank(ENVIRONMENT, rank) for rank in ranks_beside_the_first(folder)]
+
+
+def ranks_beside_the_first(folder: Path) -> list[int]:
+    """The ranks that left an environment of their own at the top of a dump folder.
+
+    Raises:
+        OSError: The folder cannot be listed.
+    """
+    return sorted(int(match.group(1)) for name in os.listdir(folder) if (match := _RANK_ENVIRONMENT.fullmatch(name)))
 
 
 def says_what_was_run(name: str) -> bool:
-    """Whether a file at the top of a dump folder is its configuration, or the environment of one of its hosts.
+    """Whether a file at the top of a dump folder is its configuration, or the environment of one of its processes.
 
     Example:
         >>> says_what_was_run("environment.rank8.json"), says_what_was_run("manifest.json")

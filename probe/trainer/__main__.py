@@ -39,6 +39,7 @@ def main() -> int:
     """Reads the configuration, sets the environment up, trains. Returns the exit status."""
     parser = _Parser(prog="python -m probe.trainer", description=__doc__)
     parser.add_argument("--config", required=True, type=Path, help="MindSpeed-RL style YAML file")
+    parser.add_argument("--examine", action="store_true", help="set everything up and train nothing")
     arguments = parser.parse_args()
     never_call_home()
     try:
@@ -48,13 +49,13 @@ def main() -> int:
             sys.stderr.write(f"{arguments.config}: {sentence}\n")
         logging.basicConfig(handlers=[_Lines(sys.stdout)], format="%(message)s", level=logging.INFO)
         from probe import Probe
-        from probe.trainer.loop import train
+        from probe.trainer.loop import examine, train
 
         probe = Probe.from_env()
         if not probe.active:
             probe = Probe(spec_of(config))
         try:
-            train(config, probe)
+            (examine if arguments.examine else train)(config, probe)
         except BaseException:
             probe.close(failed=True)
             raise

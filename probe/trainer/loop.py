@@ -60,6 +60,22 @@ def train(config: TrainerRunConfig, probe: Probe) -> None:
         Trainer(config, probe, ranks).train()
 
 
+def examine(config: TrainerRunConfig, probe: Probe) -> None:
+    """Sets this process up as for a training, and takes no step: what is in effect then is what a training has.
+
+    Args:
+        config: As for ``train``.
+        probe: Is attached to the models.
+
+    Raises:
+        ConfigError: As for ``train``.
+        UsageError: The device is not there.
+    """
+    with process_group(pick_device(config.device)) as ranks:
+        Trainer(config, probe, ranks)
+        probe.close()
+
+
 class Trainer:
     """Policy optimisation with one actor, its frozen reference and, for PPO, a critic.
 

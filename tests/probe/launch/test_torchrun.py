@@ -69,7 +69,7 @@ def test_every_rank_records_its_own_part_of_one_run(train):
     top = {path.name for path in (folder / "msprobe_dump").iterdir()}
     assert top == {
         "data", "index", "trace", "manifest.rank0.json", "manifest.rank1.json",
-        "configurations.json", "environment.json",
+        "configurations.json", "environment.json", "environment.rank1.json",
     }  # fmt: skip
     log = (folder / "trainer.log").read_text()
     assert "[rank0] it trains as 0" in log
