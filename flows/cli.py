@@ -118,11 +118,11 @@ def compare(
 
     def work() -> Outcome:
         from probe.comparison import compare_dumps
-        from probe.report import hint_line, last_line, summary_lines
+        from probe.report import certainty_line, hint_line, last_line, summary_lines
 
         document = compare_dumps(dump_a, dump_b, out, allow_different or ())
-        hint = [line] if (line := hint_line(document)) else []
-        for line in [*summary_lines(document["key_data"]["summary"]), *document["notes"], *hint]:
+        last = [line for line in (certainty_line(document), hint_line(document)) if line]
+        for line in [*summary_lines(document["key_data"]["summary"]), *document["notes"], *last]:
             logging.getLogger("firstdiff").info("%s", line)
         report = out / "report.html" if out else None
         return Outcome(document, last_line(document, report), EXIT_CODES[document["verdict"]])

@@ -33,9 +33,12 @@ from probe.report import (
     write_verdict,
 )
 from probe.store.packing import unpacked
-from probe.store.reader import Dump, read_dump
+from probe.store.reader import Dump, holds_records, read_dump
 from probe.store.reduction import reductions
+from probe.store.windows import Place, window_folders
 from probe.types import Verdict
+
+_RUNS = ("a", "b")
 
 RecordComparer = Callable[[Dump, Dump], KeyDataComparison]
 """Compares the key data of two runs."""
@@ -95,7 +98,7 @@ def compare_dumps(
 
 def _compare(a: Path, b: Path, allow_different: Sequence[str], compare_records: RecordComparer) -> CheckResult:
     """What two dump folders that can be read hold."""
-    dump_a, dump_b = read_dump(a), read_dump(b)
+    dump_a, dump_b = _read(a), _read(b)
     key_data = compare_records(dump_a, dump_b)
     layers = compare_layers(a, b)
     traces = compare_traces(a, b)
@@ -110,17 +113,26 @@ def _compare(a: Path, b: Path, allow_different: Sequence[str], compare_records: 
         layers=layers if has_layers else None,
     )
     result.notes += [*reservations(dump_a, dump_b, key_data), *reductions(a, b)]
+    if has_layers and (places := (Place.of_root(a), Place.of_root(b)))[0] != places[1]:
+        result.notes.append(f"a is {places[0].words or 'a whole dump'}, b {places[1].words or 'a whole dump'}")
     result.judge_traces(traces)
     result.configurations = compare_configurations(a, b, allow_different)
     result.judge_experiments()
     if result.error is None:
         result.trace_answer = locate_trace(traces)
-        second = SecondPair(key_data, layers, dump_a, traces) if has_layers else None
+        second = SecondPair(key_data, layers, dump_a, traces, _RUNS) if has_layers else None
         conclusion = conclude(first, key_data, dump_a, dump_b, second, result.trace_answer)
-        if conclusion.first is None and (located := cause_of_layers(None, layers)) is not None:
+        if conclusion.first is None and (located := cause_of_layers(None, layers, _RUNS)) is not None:
             conclusion = Conclusion(*located)
         result.conclude(replace(conclusion, reproduced=None, sides_with=None, notes=[]))  # there is no second pair
     return result
+
+
+def _read(folder: Path) -> Dump:
+    """A dump folder; of one that msprobe's PrecisionDebugger alone wrote, whatever part of it, there are no records."""
+    if not holds_records(folder) and window_folders(folder):
+        return Dump(folder, complete=True)
+    return read_dump(folder)
 
 
 def _verdict(key_data: KeyDataComparison, layers: LayerComparison, traces: TraceComparison) -> Verdict:

@@ -10,6 +10,7 @@ from typing import Any
 from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison, TraceComparison
 from probe.compare.trace_found import Status
 from probe.locate import Cause, Conclusion, First, FirstKeyData, TraceAnswer, equivalent_entries
+from probe.report.certainty import certainty
 from probe.report.environments import environments
 from probe.report.growth import growth_of, jumps
 from probe.report.hints import hints_of
@@ -146,6 +147,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
         "verdict": result.verdict,
         "first": result.first.as_dict() if result.first else None,
         "cause": result.cause.as_dict(),
+        "certainty": certainty(key_data, layers, result.traces),
         "key_data": {
             "first": _first_key_data(result.first_key_data),
             "compared": key_data.compared if key_data else 0,
@@ -215,14 +217,18 @@ def last_line(document: dict[str, Any], report: Path | None) -> str:
         parts.append(document["error"])
     elif first is not None:
         what = cause["name"] or first["name"]
-        place = [f"step {first['step']}", *_ranks(first["rank"]), str(first["stage"] or "no stage")]
+        stages = [str(first["stage"] or "no stage")]
+        if first["stage"] is None and document["layers"]["first"] == first["name"]:
+            stages = []  # a dump of msprobe's own knows none
+        place = [f"step {first['step']}", *_ranks(first["rank"]), *stages]
         parts.append(f"{', '.join(place)}, {what} ({cause['kind']})")
     elif document["verdict"] == "identical":
         layers = document["layers"]["compared"]
         records, events = document["key_data"]["compared"], document["trace"]["compared"]
         counted = [f"{records} records"] * bool(records) + [f"{layers} layer events"] * bool(layers)
         counted += [f"{events} traced events"] * bool(events)
-        parts.append(f"all {' and '.join(counted)} are the same bit for bit")
+        how = "bit for bit" if document["certainty"]["level"] == "exact" else "by their checksums"
+        parts.append(f"all {' and '.join(counted)} are the same {how}")
     elif document["not_compared"]:
         parts.append(str(document["not_compared"][0]))
     if report is not None:
