@@ -12,6 +12,7 @@ from probe.compare import (
     KeyDataComparison,
     LayerComparison,
     TraceComparison,
+    compare_checkpoints,
     compare_configurations,
     compare_layers,
     compare_on_this_machine,
@@ -19,7 +20,7 @@ from probe.compare import (
 )
 from probe.compare.entries import NOTHING_RECORDED
 from probe.errors import UsageError
-from probe.locate import Conclusion, SecondPair, conclude, first_key_data, locate_trace
+from probe.locate import Cause, Conclusion, SecondPair, cause_of_checkpoints, conclude, first_key_data, locate_trace
 from probe.locate.cause import cause_of_layers
 from probe.report import (
     CheckResult,
@@ -32,6 +33,7 @@ from probe.report import (
     write_summary,
     write_verdict,
 )
+from probe.store.checkpoints import is_checkpoint
 from probe.store.packing import unpacked
 from probe.store.reader import Dump, holds_records, read_dump
 from probe.store.reduction import reductions
@@ -76,17 +78,21 @@ def compare_dumps(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{out}: the folder cannot be made ({error.strerror}); name another with --out") from error
+    checkpoints = _are_checkpoints(a, b)
     with unpacked(a) as left, unpacked(b) as right:
         names = DumpNames({left: a, right: b})
         with names.in_errors():
-            result = _compare(left, right, allow_different, compare_records)
+            if checkpoints:
+                result = _compare_checkpoints(left, right)
+            else:
+                result = _compare(left, right, allow_different, compare_records)
         result.runs, result.read_from = {"a": a, "b": b}, {"a": left, "b": right}
         if a.resolve() == b.resolve():
             result.notes.insert(0, "both dumps are the same folder")
-        if out is not None:
+        if out is not None and not checkpoints:
             result.tables = [key_data_tables(left, right, out / "keydata"), layer_tables(left, right, out / "layers")]
         names.put_into(result)
-        if out is not None and result.key_data is not None:
+        if out is not None and result.key_data is not None and not checkpoints:
             result.summary = write_summary(result.key_data, out / "keydata")
         result.seconds = time.monotonic() - start
         document = verdict_document(result, None)
@@ -94,6 +100,31 @@ def compare_dumps(
             write_verdict(document, out)
             write_report(result, document, out)
     return document
+
+
+def _are_checkpoints(a: Path, b: Path) -> bool:
+    """Whether two checkpoints are to be compared, rather than two dumps.
+
+    Raises:
+        UsageError: One is a checkpoint, the other none.
+    """
+    kinds = [not (holds_records(path) or window_folders(path)) and is_checkpoint(path) for path in (a, b)]
+    if all(path.exists() for path in (a, b)) and any(kinds) and not all(kinds):
+        one, other = (a, b) if kinds[0] else (b, a)
+        raise UsageError(f"{one}: is a checkpoint, and {other} is none; name two of a kind")
+    return all(kinds)
+
+
+def _compare_checkpoints(a: Path, b: Path) -> CheckResult:
+    """What two checkpoints hold."""
+    found = compare_checkpoints(a, b)
+    result = CheckResult(found.records.verdict, key_data=found.records, checkpoints=found)
+    result.notes += [*found.a.notes, *found.b.notes]
+    located = cause_of_checkpoints(found)
+    result.conclude(
+        Conclusion(*located) if located else Conclusion(None, Cause("none", None, "no difference was found"))
+    )
+    return result
 
 
 def _compare(a: Path, b: Path, allow_different: Sequence[str], compare_records: RecordComparer) -> CheckResult:

@@ -6,6 +6,7 @@ without torch, except for layer dumps, whose tensors only torch reads.
 
 from __future__ import annotations
 
+from probe.compare.checkpoints import CheckpointComparison, compare_checkpoints
 from probe.compare.configurations import (
     ConfigurationComparison,
     KeyDifference,
@@ -25,6 +26,7 @@ from probe.compare.trace_found import EventDifference, RankTrace, TraceCompariso
 
 __all__ = [
     "Cell",
+    "CheckpointComparison",
     "ConfigurationComparison",
     "Entry",
     "EventDifference",
@@ -38,6 +40,7 @@ __all__ = [
     "RankTrace",
     "TraceComparison",
     "chosen_place",
+    "compare_checkpoints",
     "compare_configurations",
     "compare_experiments",
     "compare_key_data",

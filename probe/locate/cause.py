@@ -88,15 +88,15 @@ def cause_of_layers(
         None,
         event.call,
     )
-    return place, _layer_cause(difference, layers, runs)
-
-
-def _layer_cause(difference: LayerDifference, layers: LayerComparison, runs: tuple[str, str]) -> Cause:
-    name, enclosing = difference.full_name, difference.enclosing
     if difference.status != "different":
         there, not_there = runs if difference.status == "missing" else runs[::-1]
-        why = f"{name} was called in {there}, not in {not_there}: caching, batching or control flow"
-        return Cause("calls", name, why)
+        why = f"{place.name} was called in {there}, not in {not_there}: caching, batching or control flow"
+        return place, Cause("calls", place.name, why)
+    return place, _layer_cause(difference, layers)
+
+
+def _layer_cause(difference: LayerDifference, layers: LayerComparison) -> Cause:
+    name, enclosing = difference.full_name, difference.enclosing
     if difference.event.operation and difference.event.kind == "forward_input":
         return _operation_input_cause(difference)
     match difference.event.kind:

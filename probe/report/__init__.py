@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from probe.report.advice import hint_line
 from probe.report.certainty import certainty_line
+from probe.report.checkpoints import checkpoint_lines
 from probe.report.html import write_report
 from probe.report.names import DumpNames
 from probe.report.page import difference_rows, log_block, markdown_summary, report_address
@@ -18,6 +19,7 @@ __all__ = [
     "DumpNames",
     "Tables",
     "certainty_line",
+    "checkpoint_lines",
     "data_uri",
     "difference_rows",
     "hint_line",
