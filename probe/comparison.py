@@ -19,7 +19,7 @@ from probe.compare import (
     compare_traces,
 )
 from probe.compare.entries import NOTHING_RECORDED
-from probe.errors import UsageError
+from probe.errors import DumpError, UsageError
 from probe.locate import Cause, Conclusion, SecondPair, cause_of_checkpoints, conclude, first_key_data, locate_trace
 from probe.locate.cause import cause_of_layers
 from probe.report import (
@@ -78,6 +78,9 @@ def compare_dumps(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{out}: the folder cannot be made ({error.strerror}); name another with --out") from error
+    for path in (a, b):
+        if not path.exists():
+            raise DumpError(f"{path}: no such dump folder or checkpoint")
     checkpoints = _are_checkpoints(a, b)
     with unpacked(a) as left, unpacked(b) as right:
         names = DumpNames({left: a, right: b})
@@ -109,7 +112,7 @@ def _are_checkpoints(a: Path, b: Path) -> bool:
         UsageError: One is a checkpoint, the other none.
     """
     kinds = [not (holds_records(path) or window_folders(path)) and is_checkpoint(path) for path in (a, b)]
-    if all(path.exists() for path in (a, b)) and any(kinds) and not all(kinds):
+    if any(kinds) and not all(kinds):
         one, other = (a, b) if kinds[0] else (b, a)
         raise UsageError(f"{one}: is a checkpoint, and {other} is none; name two of a kind")
     return all(kinds)

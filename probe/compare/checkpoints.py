@@ -86,11 +86,9 @@ def _leave_prefix_out(a: Checkpoint, b: Checkpoint) -> None:
     for one, other in ((a, b), (b, a)):
         for prefix in dict.fromkeys(name.partition(".")[0] + "." for name in one.tensors):
             shared = [name for name in one.tensors if name.startswith(prefix) and name[len(prefix) :] in other.tensors]
-            if len(shared) == len(other.tensors) or (shared and not prefix[:-1].isdecimal()):
-                one.tensors = {
-                    name[len(prefix) :] if name.startswith(prefix) else name: value
-                    for name, value in one.tensors.items()
-                }
+            renamed = {name.removeprefix(prefix): value for name, value in one.tensors.items()}
+            if shared and len(renamed) == len(one.tensors):
+                one.tensors = renamed
                 one.notes.append(f"{one.path}: its names begin with {prefix!r}, which was left out")
                 return
 
