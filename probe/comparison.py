@@ -19,6 +19,7 @@ from probe.compare import (
     compare_traces,
 )
 from probe.compare.entries import NOTHING_RECORDED
+from probe.compare.rollouts import by_place, in_another_order, say_texts
 from probe.errors import DumpError, UsageError
 from probe.locate import Cause, Conclusion, SecondPair, cause_of_checkpoints, conclude, first_key_data, locate_trace
 from probe.locate.cause import cause_of_layers
@@ -33,9 +34,10 @@ from probe.report import (
     write_summary,
     write_verdict,
 )
+from probe.store import layout
 from probe.store.checkpoints import is_checkpoint
-from probe.store.packing import unpacked
-from probe.store.reader import Dump, holds_records, read_dump
+from probe.store.opened import Source, opened
+from probe.store.reader import Dump, holds_records
 from probe.store.reduction import reductions
 from probe.store.windows import Place, window_folders
 from probe.types import Verdict
@@ -82,18 +84,19 @@ def compare_dumps(
         if not path.exists():
             raise DumpError(f"{path}: no such dump folder or checkpoint")
     checkpoints = _are_checkpoints(a, b)
-    with unpacked(a) as left, unpacked(b) as right:
-        names = DumpNames({left: a, right: b})
+    with opened(a) as left, opened(b) as right:
+        names = DumpNames({left.records: a, right.records: b, left.layers: a, right.layers: b})
         with names.in_errors():
             if checkpoints:
-                result = _compare_checkpoints(left, right)
+                result = _compare_checkpoints(left.layers, right.layers)
             else:
                 result = _compare(left, right, allow_different, compare_records)
-        result.runs, result.read_from = {"a": a, "b": b}, {"a": left, "b": right}
+        result.runs, result.read_from = {"a": a, "b": b}, {"a": left.to_show, "b": right.to_show}
         if a.resolve() == b.resolve():
             result.notes.insert(0, "both dumps are the same folder")
         if out is not None and not checkpoints:
-            result.tables = [key_data_tables(left, right, out / "keydata"), layer_tables(left, right, out / "layers")]
+            records = key_data_tables(left.records, right.records, out / "keydata")
+            result.tables = [records, layer_tables(left.layers, right.layers, out / "layers")]
         names.put_into(result)
         if out is not None and result.key_data is not None and not checkpoints:
             result.summary = write_summary(result.key_data, out / "keydata")
@@ -111,7 +114,9 @@ def _are_checkpoints(a: Path, b: Path) -> bool:
     Raises:
         UsageError: One is a checkpoint, the other none.
     """
-    kinds = [not (holds_records(path) or window_folders(path)) and is_checkpoint(path) for path in (a, b)]
+    kinds = [
+        not (holds_records(path) or window_folders(path)) and is_checkpoint(path) for path in (a.resolve(), b.resolve())
+    ]
     if any(kinds) and not all(kinds):
         one, other = (a, b) if kinds[0] else (b, a)
         raise UsageError(f"{one}: is a checkpoint, and {other} is none; name two of a kind")
@@ -130,15 +135,17 @@ def _compare_checkpoints(a: Path, b: Path) -> CheckResult:
     return result
 
 
-def _compare(a: Path, b: Path, allow_different: Sequence[str], compare_records: RecordComparer) -> CheckResult:
+def _compare(a: Source, b: Source, allow_different: Sequence[str], compare_records: RecordComparer) -> CheckResult:
     """What two dump folders that can be read hold."""
-    dump_a, dump_b = _read(a), _read(b)
-    key_data = compare_records(dump_a, dump_b)
-    layers = compare_layers(a, b)
-    traces = compare_traces(a, b)
+    dump_a, dump_b = a.read(), b.read()
+    key_data = _compare_records(dump_a, dump_b, compare_records)
+    layers = compare_layers(a.layers, b.layers)
+    traces = compare_traces(a.records, b.records)
     has_layers = bool(layers.compared or layers.differences or layers.problems)
     if (has_layers or traces.compared or traces.problems) and NOTHING_RECORDED in key_data.problems:
         key_data.problems.remove(NOTHING_RECORDED)  # layers or traces alone are enough to compare
+    files_a, files_b = by_place(a.rollouts), by_place(b.rollouts)
+    say_texts(key_data, files_a, files_b)
     first = first_key_data(key_data)
     result = CheckResult(
         _verdict(key_data, layers, traces),
@@ -146,27 +153,39 @@ def _compare(a: Path, b: Path, allow_different: Sequence[str], compare_records: 
         first_key_data=first,
         layers=layers if has_layers else None,
     )
-    result.notes += [*reservations(dump_a, dump_b, key_data), *reductions(a, b)]
-    if has_layers and (places := (Place.of_root(a), Place.of_root(b)))[0] != places[1]:
+    result.notes += [*reservations(dump_a, dump_b, key_data), *reductions(a.records, b.records)]
+    result.notes += dict.fromkeys([*a.notes, *b.notes])
+    if first is not None and a.rollouts and first.entry.record.path and first.entry.problem:
+        place = f"step {first.entry.step}, {first.entry.record.tag} of sample {first.entry.record.path}"
+        result.notes.insert(0, f"{place}: {first.entry.problem}")
+    if has_layers and (places := (Place.of_root(a.layers), Place.of_root(b.layers)))[0] != places[1]:
         result.notes.append(f"a is {places[0].words or 'a whole dump'}, b {places[1].words or 'a whole dump'}")
     result.judge_traces(traces)
-    result.configurations = compare_configurations(a, b, allow_different)
+    result.configurations = compare_configurations(a.records, b.records, allow_different)
     result.judge_experiments()
     if result.error is None:
         result.trace_answer = locate_trace(traces)
-        second = SecondPair(key_data, layers, dump_a, traces, _RUNS) if has_layers else None
+        earlier = first is not None and layers.first is not None and first.entry.step < layers.first.window.step
+        second = SecondPair(key_data, layers, dump_a, traces, _RUNS) if has_layers and not earlier else None
         conclusion = conclude(first, key_data, dump_a, dump_b, second, result.trace_answer)
         if conclusion.first is None and (located := cause_of_layers(None, layers, _RUNS)) is not None:
             conclusion = Conclusion(*located)
+        elif first is not None and a.rollouts and in_another_order(first.entry, files_a, files_b):
+            why = "the samples of the step are the same in another order: data order, sampler, or order of results"
+            conclusion = replace(
+                conclusion, cause=replace(conclusion.cause, kind="data", explanation=why, permutation=True)
+            )
         result.conclude(replace(conclusion, reproduced=None, sides_with=None, notes=[]))  # there is no second pair
     return result
 
 
-def _read(folder: Path) -> Dump:
-    """A dump folder; of one that msprobe's PrecisionDebugger alone wrote, whatever part of it, there are no records."""
-    if not holds_records(folder) and window_folders(folder):
-        return Dump(folder, complete=True)
-    return read_dump(folder)
+def _compare_records(a: Dump, b: Dump, compare_records: RecordComparer) -> KeyDataComparison:
+    """How the records of two dumps compare; of a dump of layers alone nobody knows what its run saved."""
+    for one, other in ((a, b), (b, a)):
+        unknown = not one.ranks and one.steps_finished is None and not (one.folder / layout.DATA).exists()
+        if unknown and other.ranks:
+            return KeyDataComparison(problems=[f"{one.folder}: holds no key data, {other.folder} does"])
+    return compare_records(a, b)
 
 
 def _verdict(key_data: KeyDataComparison, layers: LayerComparison, traces: TraceComparison) -> Verdict:
