@@ -133,7 +133,7 @@ def test_command_line_says_what_is_wrong_before_prefect_starts() -> None:
         (["replay", "nowhere"], ["nowhere", "no such folder"]),
         (["replay", ".", "--times", "1"], ["--times"]),
         (["unpack", "nowhere", "x"], ["nowhere", "no such dump folder"]),
-        (["bench", "nope"], ["nope", "recording, bytes, digests, device-digest, traces, overhead"]),
+        (["bench", "nope"], ["nope", "recording, bytes, digests, device-digest, trace, locate, overhead"]),
     ],
 )
 def test_bad_usage_is_one_sentence_and_64(
