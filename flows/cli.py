@@ -152,7 +152,9 @@ def doctor(as_json: Json = False) -> None:
 def bench(
     name: Annotated[
         str | None,
-        typer.Argument(help="recording, bytes, digests, device-digest, trace, locate or overhead; all of them without it."),
+        typer.Argument(
+            help="recording, bytes, digests, device-digest, trace, locate or overhead; all of them without it."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from probe.errors import DumpError
 from probe.store import dcp, layout, torch_files
-from probe.store.safetensors_files import SUFFIX, read_safetensors
+from probe.store.safetensors_files import SUFFIX, looks_like_safetensors, read_safetensors
 from probe.store.scan import shown, walk
 from probe.store.tensors import Stored, natural_order
 
@@ -52,7 +52,8 @@ class Checkpoint:
 def is_checkpoint(path: Path) -> bool:
     """Whether a file or a folder looks like a checkpoint."""
     if path.is_file():
-        return path.name.endswith((SUFFIX, _INDEX)) or torch_files.looks_like_torch(path)
+        known = path.name.endswith((SUFFIX, _INDEX))
+        return known or torch_files.looks_like_torch(path) or looks_like_safetensors(path)
     return path.is_dir() and bool(_files(path)[0] or _dcp_folders(path))
 
 
@@ -71,12 +72,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
         return _of_file(path)
     folders = _dcp_folders(path)
     tensor_files, others = _files(path, frozenset(folders))
-    if folders == [path]:
-        found = _of_dcp(path)
+    if folders:
+        found = Checkpoint(path, "")
+        for folder in folders:
+            prefix = "" if len(folders) == 1 else f"{folder.relative_to(path).as_posix()}:"
+            _take(found, _of_dcp(folder), prefix)
+        _take_files(found, tensor_files)
     else:
         found = _of_files(path, tensor_files)
-        for folder in folders:
-            _take(found, _of_dcp(folder), f"{folder.relative_to(path).as_posix()}:")
     if others:
         named = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         found.notes.append(f"{shown(path)}: only tensors and values in checkpoint files were compared, not {named}")
@@ -84,7 +87,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _of_file(path: Path) -> Checkpoint:
-    if path.name.endswith(SUFFIX):
+    if path.name.endswith(SUFFIX) or looks_like_safetensors(path):
         tensors, ordered = read_safetensors(path)
         names = list(tensors) if ordered else natural_order(tensors)
         order = "by their place in the file" if ordered else _BY_NAME
@@ -110,15 +113,19 @@ def _of_files(path: Path, files: list[str]) -> Checkpoint:
         main = next((name for name in _MODEL_FILES if name in files), files[0] if len(files) == 1 else None)
         found = _of_file(path / main) if main else Checkpoint(path, "")
         found.path, own = path, {main or ""}
-    for name in files:
-        if name not in own:
-            try:
-                _take(found, _of_file(path / name), f"{name}:")
-            except DumpError as error:
-                found.notes.append(f"not compared: {error}")
+    _take_files(found, [name for name in files if name not in own])
     if not found.tensors and found.notes:
         found.problems += found.notes
     return found
+
+
+def _take_files(found: Checkpoint, files: list[str]) -> None:
+    """Takes in files beside the model's own; one that cannot be read is said, and changes nothing else."""
+    for name in files:
+        try:
+            _take(found, _of_file(found.path / name), f"{name}:")
+        except DumpError as error:
+            found.notes.append(f"not compared: {error}")
 
 
 def _take(found: Checkpoint, other: Checkpoint, prefix: str) -> None:

@@ -28,6 +28,16 @@ _TYPES = {
 }
 
 
+def looks_like_safetensors(path: Path) -> bool:
+    """Whether a file begins as a safetensors file does, whatever it is called."""
+    try:
+        with layout.open_plain(path) as file:
+            start, size = file.read(9), os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+    return start[8:] == b"{" and 2 <= int.from_bytes(start[:8], "little") <= min(_LONGEST_HEADER, size - 8)
+
+
 def read_safetensors(path: Path) -> tuple[dict[str, StoredTensor], bool]:
     """The tensors of a file.
 

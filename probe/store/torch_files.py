@@ -5,8 +5,11 @@ Nothing is unpickled but by ``weights_only=True``. What is refused there is said
 
 from __future__ import annotations
 
+import importlib
 import json
+import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +72,31 @@ def load_weights(path: Path) -> Any:
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=_can_be_mapped(path))
+        return _load(path, torch)
     except Exception as error:  # noqa: BLE001  (torch.load raises anything on a damaged file)
+        if "must be imported to load DTensors" not in str(error):
+            raise DumpError(f"{path}: {why_refused(error)}") from error
+    try:
+        importlib.import_module("torch.distributed.tensor")  # allows the shards of FSDP2 and tensor parallelism
+        with _without_remarks():
+            return _load(path, torch)
+    except Exception as error:  # noqa: BLE001  (the same)
         raise DumpError(f"{path}: {why_refused(error)}") from error
+
+
+def _load(path: Path, torch: Any) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=_can_be_mapped(path))
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Keeps torch from remarking that there are no process groups: nothing is computed with what is loaded."""
+    logger = logging.getLogger("torch.distributed.device_mesh")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 def import_torch(path: Path) -> Any:
@@ -148,6 +173,8 @@ def tensor_of(value: Any) -> StoredTensor | str:
     """A tensor of torch as it can be compared; or why it cannot."""
     import torch
 
+    if type(value).__name__ == "DTensor":
+        value = value.to_local()  # the shard that was saved
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return f"a {type(value).__name__} is not compared"
     if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":

@@ -477,6 +477,14 @@ class TestDistributed:
         document = compare_dumps(tmp_path / "a", tmp_path / "c", None)
         row = document["checkpoint"]["parameters"][0]
         assert (row["name"], row["differing"], row["first_index"]) == ("1.weight", 1, [5, 3])
+        for name in "ac":  # verl saves each rank's shards by themselves
+            (tmp_path / f"shards-{name}").mkdir()
+        for rank in (0, 1):
+            shutil.move(tmp_path / f"b.rank{rank}.pt", tmp_path / "shards-a" / f"model_world_size_2_rank_{rank}.pt")
+            shutil.move(tmp_path / f"c.rank{rank}.pt", tmp_path / "shards-c" / f"model_world_size_2_rank_{rank}.pt")
+        row = compare_dumps(tmp_path / "shards-a", tmp_path / "shards-c", None)["checkpoint"]["parameters"][0]
+        assert row["name"] == "model_world_size_2_rank_1.pt:1.weight"
+        assert (row["differing"], row["shape"], row["first_index"]) == (1, [3, 6], [1, 3])
 
 
 SHARDED = """
@@ -494,6 +502,7 @@ if sys.argv[2] == "1":
 mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
 fully_shard(model, mesh=mesh)
 dcp.save(model.state_dict(), checkpoint_id=sys.argv[1])
+torch.save(model.state_dict(), f"{sys.argv[1]}.rank{dist.get_rank()}.pt")
 dist.destroy_process_group()
 """
 
@@ -520,6 +529,27 @@ def test_large_files_are_compared_in_little_memory(tmp_path: Path) -> None:
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert int(done.stdout) < 160 << 10  # KiB; the files are 192 MiB each
+
+
+def test_a_link_that_is_named_is_followed_whatever_the_file_is_called(tmp_path: Path) -> None:
+    """As a model hub's cache has it: names are links to files called by their digest."""
+    blobs = [tmp_path / name for name in ("9f", "8e")]
+    for blob, save in zip(blobs, (as_safetensors, as_torch), strict=True):
+        shutil.move(save(state(), tmp_path / f"{blob.name}-made"), blob)
+    for name, blob in zip(("model.safetensors", "model.pt"), blobs, strict=True):
+        (tmp_path / name).symlink_to(blob)
+    assert compare_dumps(tmp_path / "model.safetensors", tmp_path / "model.pt", None)["verdict"] == "identical"
+
+
+def test_a_dcp_folder_among_other_files_comes_first(tmp_path: Path) -> None:
+    """As the integrated trainer and Megatron save."""
+    for name, seed in (("a", 1), ("b", 2)):
+        as_dcp(state(), tmp_path / name / "model")
+        torch.save({"seed": torch.tensor(seed)}, tmp_path / name / "rank0.pt")
+    document = compare_dumps(tmp_path / "a", tmp_path / "b", None)
+    assert document["key_data"]["compared"] == 11
+    assert document["first"]["name"] == "rank0.pt:seed"
+    assert document["checkpoint"]["order"] == "as in the checkpoint's metadata"
 
 
 class TestCommand:
