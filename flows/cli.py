@@ -104,8 +104,8 @@ def check(
 
 @app.command()
 def compare(
-    dump_a: Annotated[Path, typer.Argument(help="A dump folder (msprobe_dump).")],
-    dump_b: Annotated[Path, typer.Argument(help="Another.")],
+    dump_a: Annotated[Path, typer.Argument(help="A dump folder of ours, msprobe's or a trainer's, or a checkpoint.")],
+    dump_b: Annotated[Path, typer.Argument(help="Another of its kind.")],
     allow_different: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY", help="A key of the experiment, or a section, that is meant to differ."),
@@ -115,15 +115,16 @@ def compare(
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare two existing dump folders: key data, and layers where both have them."""
+    """Compare what exists: dumps (key data, traces, layers), or two checkpoints."""
 
     def work() -> Outcome:
         from probe.comparison import compare_dumps
-        from probe.report import hint_line, last_line, summary_lines
+        from probe.report import certainty_line, checkpoint_lines, hint_line, last_line, summary_lines
 
         document = compare_dumps(dump_a, dump_b, out, allow_different or ())
-        hint = [line] if (line := hint_line(document)) else []
-        for line in [*summary_lines(document["key_data"]["summary"]), *document["notes"], *hint]:
+        last = [line for line in (certainty_line(document), hint_line(document)) if line]
+        found = [*summary_lines(document["key_data"]["summary"]), *checkpoint_lines(document)]
+        for line in [*found, *document["notes"], *last]:
             logging.getLogger("firstdiff").info("%s", line)
         report = out / "report.html" if out else None
         return Outcome(document, last_line(document, report), EXIT_CODES[document["verdict"]])

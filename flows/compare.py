@@ -37,10 +37,10 @@ def compare(
     allow_different: list[str] = [],  # noqa: B006  (Prefect's form shows it; nothing changes it)
     out: OptionalText = "",
 ) -> State[Any]:
-    """Compares two dump folders that exist, ours or msprobe's: key data, and layers where both have them.
+    """Compares what exists: two dumps, ours, msprobe's or a trainer's, or two checkpoints.
 
     Args:
-        dump_a: A dump folder (msprobe_dump) on the worker's machine.
+        dump_a: A dump folder (msprobe_dump) or a checkpoint on the worker's machine.
         dump_b: Another.
         allow_different: Keys of the experiment, or sections of them, that are meant to differ.
         out: Folder for verdict, report and tables, new or empty. Empty writes none.

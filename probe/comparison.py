@@ -13,6 +13,7 @@ from probe.compare import (
     KeyDataComparison,
     LayerComparison,
     TraceComparison,
+    compare_checkpoints,
     compare_configurations,
     compare_layers,
     compare_on_this_machine,
@@ -20,8 +21,9 @@ from probe.compare import (
     worker_notes,
 )
 from probe.compare.entries import NOTHING_RECORDED
-from probe.errors import UsageError
-from probe.locate import Conclusion, SecondPair, conclude, first_key_data, locate_trace
+from probe.compare.rollouts import by_place, in_another_order, say_texts
+from probe.errors import DumpError, UsageError
+from probe.locate import Cause, Conclusion, SecondPair, cause_of_checkpoints, conclude, first_key_data, locate_trace
 from probe.locate.cause import cause_of_layers
 from probe.report import (
     CheckResult,
@@ -34,10 +36,15 @@ from probe.report import (
     write_summary,
     write_verdict,
 )
-from probe.store.packing import unpacked
-from probe.store.reader import Dump, read_dump
+from probe.store import layout
+from probe.store.checkpoints import is_checkpoint
+from probe.store.opened import Source, opened
+from probe.store.reader import Dump, holds_records
 from probe.store.reduction import reductions
+from probe.store.windows import Place, window_folders
 from probe.types import Verdict
+
+_RUNS = ("a", "b")
 
 RecordComparer = Callable[[Dump, Dump], KeyDataComparison]
 """Compares the key data of two runs."""
@@ -75,17 +82,25 @@ def compare_dumps(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{out}: the folder cannot be made ({error.strerror}); name another with --out") from error
-    with unpacked(a) as left, unpacked(b) as right:
-        names = DumpNames({left: a, right: b})
+    for path in (a, b):
+        if not path.exists():
+            raise DumpError(f"{path}: no such dump folder or checkpoint")
+    checkpoints = _are_checkpoints(a, b)
+    with opened(a) as left, opened(b) as right:
+        names = DumpNames({left.records: a, right.records: b, left.layers: a, right.layers: b})
         with names.in_errors():
-            result = _compare(left, right, allow_different, compare_records)
-        result.runs, result.read_from = {"a": a, "b": b}, {"a": left, "b": right}
+            if checkpoints:
+                result = _compare_checkpoints(left.layers, right.layers)
+            else:
+                result = _compare(left, right, allow_different, compare_records)
+        result.runs, result.read_from = {"a": a, "b": b}, {"a": left.to_show, "b": right.to_show}
         if _real(a) == _real(b):
             result.notes.insert(0, "both dumps are the same folder")
-        if out is not None:
-            result.tables = [key_data_tables(left, right, out / "keydata"), layer_tables(left, right, out / "layers")]
+        if out is not None and not checkpoints:
+            records = key_data_tables(left.records, right.records, out / "keydata")
+            result.tables = [records, layer_tables(left.layers, right.layers, out / "layers")]
         names.put_into(result)
-        if out is not None and result.key_data is not None:
+        if out is not None and result.key_data is not None and not checkpoints:
             result.summary = write_summary(result.key_data, out / "keydata")
         result.seconds = time.monotonic() - start
         document = verdict_document(result, None)
@@ -100,15 +115,42 @@ def _real(folder: Path) -> Path:
     return Path(os.path.realpath(folder))
 
 
-def _compare(a: Path, b: Path, allow_different: Sequence[str], compare_records: RecordComparer) -> CheckResult:
+def _are_checkpoints(a: Path, b: Path) -> bool:
+    """Whether two checkpoints are to be compared, rather than two dumps.
+
+    Raises:
+        UsageError: One is a checkpoint, the other none.
+    """
+    kinds = [not (holds_records(path) or window_folders(path)) and is_checkpoint(path) for path in (_real(a), _real(b))]
+    if any(kinds) and not all(kinds):
+        one, other = (a, b) if kinds[0] else (b, a)
+        raise UsageError(f"{one}: is a checkpoint, and {other} is none; name two of a kind")
+    return all(kinds)
+
+
+def _compare_checkpoints(a: Path, b: Path) -> CheckResult:
+    """What two checkpoints hold."""
+    found = compare_checkpoints(a, b)
+    result = CheckResult(found.records.verdict, key_data=found.records, checkpoints=found)
+    result.notes += [*found.a.notes, *found.b.notes]
+    located = cause_of_checkpoints(found)
+    result.conclude(
+        Conclusion(*located) if located else Conclusion(None, Cause("none", None, "no difference was found"))
+    )
+    return result
+
+
+def _compare(a: Source, b: Source, allow_different: Sequence[str], compare_records: RecordComparer) -> CheckResult:
     """What two dump folders that can be read hold."""
-    dump_a, dump_b = read_dump(a), read_dump(b)
-    key_data = compare_records(dump_a, dump_b)
-    layers = compare_layers(a, b)
-    traces = compare_traces(a, b)
+    dump_a, dump_b = a.read(), b.read()
+    key_data = _compare_records(dump_a, dump_b, compare_records)
+    layers = compare_layers(a.layers, b.layers)
+    traces = compare_traces(a.records, b.records)
     has_layers = bool(layers.compared or layers.differences or layers.problems)
     if (has_layers or traces.compared or traces.problems) and NOTHING_RECORDED in key_data.problems:
         key_data.problems.remove(NOTHING_RECORDED)  # layers or traces alone are enough to compare
+    files_a, files_b = by_place(a.rollouts), by_place(b.rollouts)
+    say_texts(key_data, files_a, files_b)
     first = first_key_data(key_data)
     result = CheckResult(
         _verdict(key_data, layers, traces),
@@ -116,18 +158,40 @@ def _compare(a: Path, b: Path, allow_different: Sequence[str], compare_records: 
         first_key_data=first,
         layers=layers if has_layers else None,
     )
-    result.notes += [*reservations(dump_a, dump_b, key_data), *reductions(a, b), *worker_notes(a)]
+    result.notes += [*reservations(dump_a, dump_b, key_data), *reductions(a.records, b.records)]
+    result.notes += worker_notes(a.records)
+    result.notes += dict.fromkeys([*a.notes, *b.notes])
+    if first is not None and a.rollouts and first.entry.record.path and first.entry.problem:
+        place = f"step {first.entry.step}, {first.entry.record.tag} of sample {first.entry.record.path}"
+        result.notes.insert(0, f"{place}: {first.entry.problem}")
+    if has_layers and (places := (Place.of_root(a.layers), Place.of_root(b.layers)))[0] != places[1]:
+        result.notes.append(f"a is {places[0].words or 'a whole dump'}, b {places[1].words or 'a whole dump'}")
     result.judge_traces(traces)
-    result.configurations = compare_configurations(a, b, allow_different)
+    result.configurations = compare_configurations(a.records, b.records, allow_different)
     result.judge_experiments()
     if result.error is None:
         result.trace_answer = locate_trace(traces)
-        second = SecondPair(key_data, layers, dump_a, traces) if has_layers else None
+        earlier = first is not None and layers.first is not None and first.entry.step < layers.first.window.step
+        second = SecondPair(key_data, layers, dump_a, traces, _RUNS) if has_layers and not earlier else None
         conclusion = conclude(first, key_data, dump_a, dump_b, second, result.trace_answer)
-        if conclusion.first is None and (located := cause_of_layers(None, layers)) is not None:
+        if conclusion.first is None and (located := cause_of_layers(None, layers, _RUNS)) is not None:
             conclusion = Conclusion(*located)
+        elif first is not None and a.rollouts and in_another_order(first.entry, files_a, files_b):
+            why = "the samples of the step are the same in another order: data order, sampler, or order of results"
+            conclusion = replace(
+                conclusion, cause=replace(conclusion.cause, kind="data", explanation=why, permutation=True)
+            )
         result.conclude(replace(conclusion, reproduced=None, sides_with=None, notes=[]))  # there is no second pair
     return result
+
+
+def _compare_records(a: Dump, b: Dump, compare_records: RecordComparer) -> KeyDataComparison:
+    """How the records of two dumps compare; of a dump of layers alone nobody knows what its run saved."""
+    for one, other in ((a, b), (b, a)):
+        unknown = not one.ranks and one.steps_finished is None and not (one.folder / layout.DATA).exists()
+        if unknown and other.ranks:
+            return KeyDataComparison(problems=[f"{one.folder}: holds no key data, {other.folder} does"])
+    return compare_records(a, b)
 
 
 def _verdict(key_data: KeyDataComparison, layers: LayerComparison, traces: TraceComparison) -> Verdict:

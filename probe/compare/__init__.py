@@ -6,6 +6,7 @@ without torch, except for layer dumps, whose tensors only torch reads.
 
 from __future__ import annotations
 
+from probe.compare.checkpoints import CheckpointComparison, compare_checkpoints
 from probe.compare.configurations import (
     ConfigurationComparison,
     KeyDifference,
@@ -26,6 +27,7 @@ from probe.compare.workers import not_in_effect, read_environments, unlike_worke
 
 __all__ = [
     "Cell",
+    "CheckpointComparison",
     "ConfigurationComparison",
     "Entry",
     "EventDifference",
@@ -39,6 +41,7 @@ __all__ = [
     "Share",
     "TraceComparison",
     "chosen_place",
+    "compare_checkpoints",
     "compare_configurations",
     "compare_experiments",
     "compare_key_data",

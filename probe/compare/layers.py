@@ -1,14 +1,22 @@
-"""Layer dumps of two runs, event by event in execution order, by the exact bytes of every tensor."""
+"""Layer dumps of two runs, event by event in execution order: by the exact bytes of every tensor where both kept them.
+
+Where they kept checksums or statistics only, these are compared, and what shows no difference there is counted as no
+more than that.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from probe.compare.align import align
 from probe.errors import DumpError
-from probe.store.layers import LayerEvent, Window, content_of, find_windows, read_events, require_all_tensors_listed
+from probe.store.evidence import LEVELS, Evidence, Level
+from probe.store.layers import LayerEvent, Window, content_of, find_windows, read_window, require_whole
+
+Contents = tuple[tuple[str, Evidence], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +39,24 @@ class LayerDifference:
     """Whether no event of its kind of pass (forward or backward) came before it in the window."""
     opens_pass: bool = False
     """Whether it is the input of the module that every forward pass of the window enters first."""
+    items: tuple[str, ...] = ()
+    """Paths of the values that differ, of an event that both runs have."""
+    level: Level = "exact"
+    """What shows that they differ."""
 
     @property
     def full_name(self) -> str:
         """Module or parameter name with its model's role in front; the role alone for a whole stage."""
-        return f"{self.window.role}.{self.event.name}" if self.event.name else self.window.role
+        return self._with_role(self.event.name)
 
     @property
     def enclosing(self) -> str:
         """The module that called it, or the model."""
-        return f"{self.window.role}.{self.event.parent}" if self.event.parent else self.window.role
+        return self._with_role(self.event.parent)
+
+    def _with_role(self, name: str | None) -> str:
+        role = "" if self.event.operation and name == self.event.name else self.window.role
+        return ".".join(part for part in (role, name) if part) or self.window.stage or "the model"
 
 
 @dataclass
@@ -60,6 +76,32 @@ class LayerComparison:
     """Stages that both runs dumped, in the order in which they ran."""
     problems: list[str] = field(default_factory=list)
     """What could not be compared, one sentence each."""
+    levels: Counter[Level] = field(default_factory=Counter)
+    """How many values show no difference, by how much that tells."""
+    doubtful: set[tuple[tuple[str, int, int, int], str]] = field(default_factory=set)
+    """Parameters, by window and name, whose checksums differ while their statistics do not: of memory on the host,
+    msprobe takes checksums later, when an update may have changed it in place. They neither count as a difference nor
+    as the same."""
+
+    @property
+    def reservations(self) -> list[str]:
+        """What is not known of values that show no difference: such a comparison is never ``identical``."""
+        said: dict[Level, str] = {
+            "statistics": "values were compared by statistics alone (max, min, mean, norm): no difference in the"
+            " statistics of these, which may differ all the same",
+            "xor": "values were compared by an XOR of their words alone: no difference there, which says nothing of"
+            " their order, nor of words that stand there an even number of times",
+            "nothing": "values have neither bytes, checksum nor statistics in both dumps: only their dtype and shape"
+            " were compared",
+        }
+        counts: list[tuple[Level, int]] = [(level, self.levels[level]) for level in LEVELS if self.levels[level]]
+        found = [f"{count} {said[level]}" for level, count in counts if level in said]
+        if self.doubtful:
+            found.append(
+                f"{len(self.doubtful)} parameters have other checksums, yet the same statistics: of memory on the host,"
+                " msprobe takes checksums later, when an update may have changed it; these do not count"
+            )
+        return found
 
     @property
     def first(self) -> LayerDifference | None:
@@ -106,10 +148,11 @@ def compare_layers(c: Path, d: Path) -> LayerComparison:
             continue
         try:
             _compare_window(one, two, result)
-            require_all_tensors_listed(one)
-            require_all_tensors_listed(two)
+            require_whole(one)
+            require_whole(two)
         except DumpError as error:
             result.problems.append(str(error))
+    result.problems += result.reservations
     return result
 
 
@@ -125,8 +168,11 @@ def _note_lone_window(window: Window, in_c: bool, shared: set[tuple[str, int, in
 
 
 def _compare_window(one: Window, two: Window, result: LayerComparison) -> None:
-    events_c = {event.key: event for event in read_events(one)}
-    events_d = {event.key: event for event in read_events(two)}
+    content_c, content_d = read_window(one), read_window(two)
+    if content_c.level != content_d.level:
+        levels = f"{content_c.level} and {content_d.level}"
+        raise DumpError(f"{one.folder}: the two were dumped at levels {levels}: they hold other events")
+    events_c, events_d = ({event.key: event for event in content.events} for content in (content_c, content_d))
     if one.stage not in result.stages:
         result.stages.append(one.stage)
     passes_seen: set[bool] = set()
@@ -135,16 +181,53 @@ def _compare_window(one: Window, two: Window, result: LayerComparison) -> None:
         backward = key[0] in ("grad_output", "grad_input", "param_grad")
         event = events_c[key] if index_c is not None else events_d[key]
         status: Literal["different", "missing", "extra"] | None = None
+        unlike: list[tuple[str, Level]] = []
         if index_d is None:
             status = "missing"
         elif index_c is None:
             status = "extra"
-        elif content_of(one, events_c[key]) != content_of(two, events_d[key]):
-            status = "different"
+        else:
+            left = content_of(one, events_c[key], content_c.task)
+            right = content_of(two, events_d[key], content_d.task)
+            unlike = _unlike(left, right, result.levels)
+            if key[0] == "weights" and unlike and _only_checksums(left, right):
+                result.doubtful.add((one.key, key[1]))
+                unlike = []
+            status = "different" if unlike else None
         if status is not None:
             first = backward not in passes_seen
             opens = key[:2] == ("forward_input", entry)
-            result.differences.append(LayerDifference(status, position, one, event, first, opens))
+            items = tuple(path for path, _ in unlike)
+            level = unlike[0][1] if unlike else "exact"
+            result.differences.append(LayerDifference(status, position, one, event, first, opens, items, level))
         if key[0] != "weights":
             passes_seen.add(backward)
         result.compared += 1
+
+
+def _unlike(one: Contents, two: Contents, levels: Counter[Level]) -> list[tuple[str, Level]]:
+    """The paths of the values of an event that differ, and what shows it; the others are counted."""
+    left, right = dict(one), dict(two)
+    unlike: list[tuple[str, Level]] = []
+    for path in {**left, **right}:
+        if path not in left or path not in right:
+            unlike.append((path, "exact"))
+            continue
+        same, level = left[path].against(right[path])
+        if same:
+            levels[level] += 1
+        else:
+            unlike.append((path, level))
+    return unlike
+
+
+def _only_checksums(one: Contents, two: Contents) -> bool:
+    """Whether it is checksums alone that differ, and both runs have statistics."""
+    pairs = list(zip(one, two, strict=True)) if len(one) == len(two) else []
+    return bool(pairs) and all(
+        left.form == right.form
+        and None not in (left.checksum, right.checksum)
+        and left.statistics is not None
+        and left.statistics == right.statistics
+        for (_, left), (_, right) in pairs
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from probe.locate.capture import capture_of_answer, why_no_capture
 from probe.locate.cause import Cause, First, cause_of_key_data, cause_of_layers
+from probe.locate.checkpoint import cause_of_checkpoints, how
 from probe.locate.conclude import Conclusion, SecondPair, conclude
 from probe.locate.equivalent import equivalent_entries
 from probe.locate.first import FirstKeyData, first_key_data, target_of
@@ -19,11 +20,13 @@ __all__ = [
     "SecondPair",
     "TraceAnswer",
     "capture_of_answer",
+    "cause_of_checkpoints",
     "cause_of_key_data",
     "cause_of_layers",
     "conclude",
     "equivalent_entries",
     "first_key_data",
+    "how",
     "is_earliest",
     "judge_reruns",
     "locate_trace",

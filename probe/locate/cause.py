@@ -61,12 +61,15 @@ class Cause:
         return {**asdict(self), "ranks_swapped": swapped}
 
 
-def cause_of_layers(first: FirstKeyData | None, layers: LayerComparison) -> tuple[First, Cause] | None:
+def cause_of_layers(
+    first: FirstKeyData | None, layers: LayerComparison, runs: tuple[str, str] = ("c", "d")
+) -> tuple[First, Cause] | None:
     """The first differing module and what it means; None when no dumped layer differs.
 
     Args:
         first: The first differing key data, for the micro-step.
         layers: What comparing the layer dumps gave.
+        runs: Names of the two runs.
     """
     difference = layers.first
     if difference is None:
@@ -77,7 +80,7 @@ def cause_of_layers(first: FirstKeyData | None, layers: LayerComparison) -> tupl
         micro_step = first.entry.record.micro_step
     place = First(
         window.step,
-        window.stage,
+        window.stage or None,
         tuple(layers.ranks_of_first),
         micro_step,
         event.kind,
@@ -85,14 +88,17 @@ def cause_of_layers(first: FirstKeyData | None, layers: LayerComparison) -> tupl
         None,
         event.call,
     )
+    if difference.status != "different":
+        there, not_there = runs if difference.status == "missing" else runs[::-1]
+        why = f"{place.name} was called in {there}, not in {not_there}: caching, batching or control flow"
+        return place, Cause("calls", place.name, why)
     return place, _layer_cause(difference, layers)
 
 
 def _layer_cause(difference: LayerDifference, layers: LayerComparison) -> Cause:
     name, enclosing = difference.full_name, difference.enclosing
-    if difference.status != "different":
-        runs = "c, not in d" if difference.status == "missing" else "d, not in c"
-        return Cause("calls", name, f"{name} was called in {runs}: caching, batching or control flow")
+    if difference.event.operation and difference.event.kind == "forward_input":
+        return _operation_input_cause(difference)
     match difference.event.kind:
         case "weights" if difference.event.call:
             return Cause("weights", name, "the parameter differs since its module last ran: an update in between")
@@ -100,7 +106,7 @@ def _layer_cause(difference: LayerDifference, layers: LayerComparison) -> Cause:
             why = "the parameter differs before any module ran: an earlier update, load or init"
             return Cause("weights", name, why)
         case "forward_output":
-            return Cause("module_forward", name, "same inputs and weights, different output")
+            return Cause("module_forward", name, f"{_what_is_the_same(difference, layers)}, different output")
         case "forward_input" if _follows_a_drawn_token(difference):
             why = "the model gave the same outputs, then got another token: the generation's seed, or code between them"
             return Cause("sampling", "responses", why)
@@ -126,6 +132,24 @@ def _layer_cause(difference: LayerDifference, layers: LayerComparison) -> Cause:
                 "the gradients before it are the same, this parameter's is not: its module's backward, or accumulation"
             )
             return Cause("gradient", name, why)
+
+
+def _what_is_the_same(difference: LayerDifference, layers: LayerComparison) -> str:
+    """What is known to be the same of a module or operation whose output differs."""
+    prefix = f"{difference.event.name}."
+    doubtful = any(key == difference.window.key and own.startswith(prefix) for key, own in layers.doubtful)
+    return "same inputs" if difference.event.operation or doubtful else "same inputs and weights"
+
+
+def _operation_input_cause(difference: LayerDifference) -> Cause:
+    """An operation whose inputs differ: at level L1 nothing else shows weights and what no dumped operation made."""
+    name, inside = difference.full_name, difference.event.parent is not None
+    inputs = f"its inputs ({', '.join(difference.items[:3])}) are not"
+    where = f"code of {difference.enclosing}" if inside else "code between the operations"
+    why = f"everything before {name} is the same, {inputs}: a weight, a number, or {where}"
+    if difference.first_in_window:
+        return Cause("data", name, f"nothing was dumped before {name}, {inputs} the same: a weight, or code before it")
+    return Cause("module_input", difference.enclosing if inside else name, why)
 
 
 def _passes_on_another_gradient(module: str, difference: LayerDifference, layers: LayerComparison) -> bool:

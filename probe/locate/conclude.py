@@ -27,6 +27,8 @@ class SecondPair:
     layers: LayerComparison
     c: Dump
     traces: TraceComparison = field(default_factory=TraceComparison)
+    runs: tuple[str, str] = ("c", "d")
+    """What the two are called."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def conclude(
     notes = []
     if not reruns.usable:
         notes.append("runs c and d differ before the first difference of a and b: their layers do not speak of it")
-    elif (located := cause_of_layers(first, second.layers)) is not None:
+    elif (located := cause_of_layers(first, second.layers, second.runs)) is not None:
         return Conclusion(*located, reproduced=True)
     seen_equal = reruns.reproduced and reruns.usable and second.layers.compared > 0 and not second.layers.problems
     place, cause = cause_of_key_data(first, comparison, a, b, layers_equal=seen_equal)

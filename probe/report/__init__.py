@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from probe.report.advice import hint_line
+from probe.report.certainty import certainty_line
+from probe.report.checkpoints import checkpoint_lines
 from probe.report.html import write_report
 from probe.report.names import DumpNames
 from probe.report.page import difference_rows, log_block, markdown_summary, report_address
@@ -16,6 +18,8 @@ __all__ = [
     "CheckResult",
     "DumpNames",
     "Tables",
+    "certainty_line",
+    "checkpoint_lines",
     "data_uri",
     "difference_rows",
     "hint_line",

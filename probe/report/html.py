@@ -61,7 +61,7 @@ def write_report(result: CheckResult, document: dict[str, Any], folder: Path) ->
         story=story(result, document),
         details=details(result, document),
         hints=document["hints"],
-        map=condensed(step_map(result.key_data, result.traces), MAP_ROWS, MAP_COLUMNS),
+        map=None if result.checkpoints else condensed(step_map(result.key_data, result.traces), MAP_ROWS, MAP_COLUMNS),
         span=lambda steps: str(steps[0]) if steps[0] == steps[1] else f"{steps[0]} to {steps[1]}",
         **culprit(result),
         entries=_entries(result),
@@ -96,12 +96,13 @@ def _shown(value: Any) -> Any:
 def _entries(result: CheckResult) -> list[dict[str, Any]]:
     if result.key_data is None:
         return []
-    return [_entry(entry) for entry in result.key_data.differing[:ROWS]]
+    return [_entry(entry, result.checkpoints is not None) for entry in result.key_data.differing[:ROWS]]
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: Entry, checkpoint: bool = False) -> dict[str, Any]:
     record = entry.record
     name = f"{record.tag}.{record.path}" if record.path else record.tag
+    name = record.path if checkpoint else name
     row = {"entry": entry, "record": record, "name": name, "detail": entry.problem or "", "difference": None}
     if entry.a is None or entry.b is None:
         row["detail"] = "only in run a" if entry.b is None else "only in run b"
@@ -112,7 +113,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
 
 def _growth(result: CheckResult) -> dict[str, Any] | None:
     """The error by step: as lines of the largest relative error and of 1 - cosine, and as a table."""
-    rows = growth_of(result.key_data) if result.key_data else []
+    rows = growth_of(result.key_data) if result.key_data and not result.checkpoints else []
     if not rows:
         return None
     found = jumps(rows)
@@ -156,7 +157,7 @@ def _all_entries(result: CheckResult) -> Grid | None:
     """All records that differ, where the table does not have them."""
     if result.key_data is None or len(result.key_data.differing) <= ROWS:
         return None
-    rows = [_entry(entry) for entry in result.key_data.differing[:MOST_ROWS]]
+    rows = [_entry(entry, result.checkpoints is not None) for entry in result.key_data.differing[:MOST_ROWS]]
     columns = [("step", "4rem"), ("record", "2fr"), ("rank", "4rem"), ("micro-step", "6rem"), ("status", "7rem"),
                ("first at", "1fr"), ("a", "1fr"), ("b", "1fr"), ("elements", "1fr"), ("ULP", "7rem")]  # fmt: skip
     cells = []

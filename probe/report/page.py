@@ -117,7 +117,10 @@ def _points(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
         stage = f", stage {code(first['stage'])}" if first["stage"] else ""
         ranks = ", ".join(str(rank) for rank in first["rank"])
         name = cause["name"] or first["name"] or first["tag"]
-        yield "First difference", f"step {first['step']}, rank {ranks}{stage}: {code(str(name))}"
+        where = (
+            f"step {first['step']}, rank {ranks}{stage}: " if first["step"] is not None else ""
+        )  # a checkpoint has none
+        yield "First difference", f"{where}{code(str(name))}"
         yield "Cause", f"{code(cause['kind'])}: {escape(cause['explanation'])}"
     elif document["verdict"] == "divergent":
         yield "Cause", escape(cause["explanation"])

@@ -29,13 +29,18 @@ def story(result: CheckResult, document: dict[str, Any]) -> Lines:
 def details(result: CheckResult, document: dict[str, Any]) -> Lines:
     """What else is known, one line each."""
     key_data, trace = document["key_data"], document["trace"]
-    lines = [("Key data", f"{key_data['compared']} records compared, {_differences(key_data)}")]
-    if not key_data["compared"] and trace["compared"]:
-        lines = []  # the traces are all there is
+    what = "Key data", "records"
+    if document["checkpoint"] is not None:
+        what = f"Checkpoints, {document['checkpoint']['order']}", "parameters and values"
+    lines = [(what[0], f"{key_data['compared']} {what[1]} compared, {_differences(key_data)}")]
+    if not key_data["compared"] and (trace["compared"] or document["layers"]["compared"]):
+        lines = []  # the traces or layers are all there is
     if trace["compared"] is not None:
         lines.append(("Traces", f"{trace['compared']} events compared, {_differences({**trace, 'unreadable': 0})}"))
     if key_data["first"] is not None and not _is_record(result):
         lines.append(("First record", _record(result, key_data["first"])))
+    if document["certainty"]["level"] not in ("exact", None):
+        lines.append(("Certainty", f"{document['certainty']['level']}: {document['certainty']['text']}"))
     if result.error:
         lines.append(("No verdict", result.error))
     return lines + [("Note", note) for note in result.notes]
@@ -46,15 +51,26 @@ def _run(document: dict[str, Any]) -> str:
     cost, compared = document["cost"], document["key_data"]["compared"]
     events = document["trace"]["compared"]
     what = f"runs {', '.join(runs)}: " if runs else ""
+    if document["checkpoint"] is not None:
+        formats = document["checkpoint"]["formats"]
+        return f"two checkpoints ({formats['a']}, {formats['b']}): {compared} compared, {cost['seconds']} s"
     trained = f"{cost['trainer_steps']} training steps in {len(runs)} runs" if cost["trainer_steps"] else "compared"
+    layers = document["layers"]["compared"] if not compared and not events else None
     seen = " and ".join(
-        [*[f"{compared} records"] * bool(compared or not events), *[f"{events} traced events"] * bool(events)]
+        [
+            *[f"{compared} records"] * bool(compared or not (events or layers)),
+            *[f"{events} traced events"] * bool(events),
+            *[f"{layers} layer events"] * bool(layers),
+        ]
     )
     return f"{what}{trained}, {seen}, {cost['seconds']} s"
 
 
 def _first(result: CheckResult, document: dict[str, Any]) -> str:
     record, place = document["key_data"]["first"], result.first
+    if document["checkpoint"] is not None and place is not None:
+        found = document["checkpoint"]["parameters"][0]
+        return f"{found['name']}: {found['how']}"
     if place is None or _is_record(result):
         return "none was found" if record is None else _record(result, record)
     ranks = _ranks(list(place.rank))

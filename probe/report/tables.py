@@ -147,8 +147,11 @@ def _make_layer_tables(c: Path, d: Path, folder: Path) -> None:
         suffix = f"_micro_step{micro_step}" if micro_step else ""
         with tempfile.TemporaryDirectory() as scratch:
             pair = []
-            for name, dump in (("c", c), ("d", d)):
-                source = dump / stage / f"step{step}"
+            for name, dump, windows in (("c", c, find_windows(c)), ("d", d, list(others.values()))):
+                here = [w for w in windows if (w.stage, w.step, w.micro_step) == (stage, step, micro_step)]
+                source = here[0].folder.parent if not micro_step else here[0].folder.parent.parent
+                if not source.is_relative_to(dump):
+                    raise SystemExit(f"{dump}: is a single rank; msprobe compares folders of ranks")
                 if micro_step:  # msprobe looks for rank folders: lay this window out as it expects
                     source = _gather(source, micro_step, Path(scratch) / name)
                 pair.append(str(source))
@@ -157,7 +160,8 @@ def _make_layer_tables(c: Path, d: Path, folder: Path) -> None:
             compare_distributed(*pair, str(result), xlsx=True)
             for file in result.glob("compare_result_*"):
                 rest = file.name.removeprefix("compare_result_")
-                shutil.move(file, folder / f"compare_result_{stage}_step{step}{suffix}_{rest}")
+                place = "_".join(part for part in (stage.replace("/", "_"), f"step{step}{suffix}") if part)
+                shutil.move(file, folder / f"compare_result_{place}_{rest}")
 
 
 def _gather(step_folder: Path, micro_step: int, target: Path) -> Path:

@@ -7,9 +7,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from probe.compare import ConfigurationComparison, KeyDataComparison, LayerComparison, TraceComparison
+from probe.compare import (
+    CheckpointComparison,
+    ConfigurationComparison,
+    KeyDataComparison,
+    LayerComparison,
+    TraceComparison,
+)
 from probe.compare.trace_found import Status
 from probe.locate import Cause, Conclusion, First, FirstKeyData, TraceAnswer, equivalent_entries
+from probe.report.certainty import certainty
+from probe.report.checkpoints import checkpoint_document
 from probe.report.environments import environments
 from probe.report.growth import growth_of, jumps
 from probe.report.hints import hints_of
@@ -42,6 +50,8 @@ class CheckResult:
     first: First | None = None
     cause: Cause = field(default_factory=lambda: Cause("none", None, "the comparison did not get that far"))
     layers: LayerComparison | None = None
+    checkpoints: CheckpointComparison | None = None
+    """How two checkpoints compare; their values are the key data, too."""
     traces: TraceComparison | None = None
     """How the traces of ``a`` and ``b`` compare; None where neither has any."""
     trace_answer: TraceAnswer | None = None
@@ -144,8 +154,9 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
     document = {
         "format": FORMAT,
         "verdict": result.verdict,
-        "first": result.first.as_dict() if result.first else None,
+        "first": _first(result),
         "cause": result.cause.as_dict(),
+        "certainty": certainty(key_data, layers, result.traces),
         "key_data": {
             "first": _first_key_data(result.first_key_data),
             "compared": key_data.compared if key_data else 0,
@@ -155,11 +166,12 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
             "unreadable": counts.get("unreadable", 0),
             "not_compared": counts.get("not_compared", 0),
             "compared_to_step": key_data.compared_to_step if key_data else None,
-            "summary": _summary(key_data) if key_data else [],
+            "summary": _summary(key_data) if key_data and not result.checkpoints else [],
         },
         "configurations": _configurations(result.configurations),
-        **_growth(key_data),
+        **_growth(None if result.checkpoints else key_data),
         "trace": _trace(result),
+        "checkpoint": checkpoint_document(result.checkpoints),
         "layers": {
             "first": layers.first.full_name if layers and layers.first else None,
             "reproduced": result.reproduced,
@@ -213,16 +225,26 @@ def last_line(document: dict[str, Any], report: Path | None) -> str:
     first, cause = document["first"], document["cause"]
     if document["error"]:
         parts.append(document["error"])
+    elif first is not None and document["checkpoint"] is not None:
+        found = document["checkpoint"]["parameters"][0]
+        counts = document["key_data"]
+        differing = counts["different"] + counts["missing"] + counts["extra"]
+        parts.append(f"{found['name']}: {found['how']}; first of {differing} that differ")
     elif first is not None:
         what = cause["name"] or first["name"]
-        place = [f"step {first['step']}", *_ranks(first["rank"]), str(first["stage"] or "no stage")]
+        stages = [str(first["stage"] or "no stage")]
+        if first["stage"] is None and document["layers"]["first"] == first["name"]:
+            stages = []  # a dump of msprobe's own knows none
+        place = [f"step {first['step']}", *_ranks(first["rank"]), *stages]
         parts.append(f"{', '.join(place)}, {what} ({cause['kind']})")
     elif document["verdict"] == "identical":
         layers = document["layers"]["compared"]
         records, events = document["key_data"]["compared"], document["trace"]["compared"]
-        counted = [f"{records} records"] * bool(records) + [f"{layers} layer events"] * bool(layers)
+        what = "records" if document["checkpoint"] is None else "parameters and values"
+        counted = [f"{records} {what}"] * bool(records) + [f"{layers} layer events"] * bool(layers)
         counted += [f"{events} traced events"] * bool(events)
-        parts.append(f"all {' and '.join(counted)} are the same bit for bit")
+        how = "bit for bit" if document["certainty"]["level"] == "exact" else "by their checksums"
+        parts.append(f"all {' and '.join(counted)} are the same {how}")
     elif document["not_compared"]:
         parts.append(str(document["not_compared"][0]))
     if report is not None:
@@ -236,6 +258,14 @@ def _ranks(ranks: list[int]) -> list[str]:
         return []
     named = ", ".join(map(str, ranks[:_RANKS_NAMED])) + ("…" if len(ranks) > _RANKS_NAMED else "")
     return [f"{'rank' if len(ranks) == 1 else 'ranks'} {named}"]
+
+
+def _first(result: CheckResult) -> dict[str, Any] | None:
+    """The first difference; a checkpoint has no step, rank or call."""
+    if result.first is None:
+        return None
+    found = result.first.as_dict()
+    return {**found, "step": None, "micro_step": None, "call": None} if result.checkpoints else found
 
 
 def _first_key_data(first: FirstKeyData | None) -> dict[str, Any] | None:

@@ -1,61 +1,43 @@
 """Reading msprobe's layer dumps as events in execution order.
 
-``dump.json`` lists what was dumped in the order in which modules left, ``construct.json`` the modules in the order in
-which they were entered; together they give the order of both.
+``dump.json`` lists what was dumped in the order in which modules and operations left, ``construct.json`` which module
+called which, and the modules in the order in which they were entered; together they give the order of both. Level L0
+has modules, L1 the operations of torch, mix both.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from probe.errors import DumpError
 from probe.store import layout
 from probe.store.digest import digest
-from probe.store.scan import walk
-from probe.types import ROLES_OF_STAGE, STAGES
+from probe.store.evidence import Evidence, evidence_of, statistics_of
+from probe.store.windows import CONSTRUCT_FILE, DUMP_FILE, ERRORS_FILE, STACK_FILE, Window, find_windows, read_object
 
 EventKind = Literal[
     "stage_start", "weights", "forward_input", "forward_output", "grad_output", "grad_input", "param_grad"
 ]
 
-_NAME = re.compile(r"Module\.(?P<name>.+)\.(?P<type>[^.]+)\.(?P<way>forward|backward|parameters_grad)\.(?P<call>\d+)")
+__all__ = ["LayerEvent", "Window", "content_of", "find_windows", "load_tensor", "msprobe_missing", "read_events"]
+
+_MODULE = re.compile(
+    r"(?:Module|Cell)\.(?P<name>.+)\.(?P<type>[^.]+)\.(?P<way>forward|backward|parameters_grad)\.(?P<call>\d{1,9})"
+)
+_OPERATION = re.compile(r"(?P<name>[^.]+\..+)\.(?P<call>\d{1,9})\.(?P<way>forward|backward)")
+_KNOWN = frozenset({"input", "input_args", "input_kwargs", "output", "parameters"})
+TASKS = ("tensor", "statistics")
+"""Tasks of msprobe that record something of a tensor's values."""
+_FLUSHED = 1000
+"""msprobe writes ``dump.json`` every so many entries: one that ends there may have been cut off."""
 _NAMED_FILE = re.compile(r'"data_name": "([^"]+)"')
-_STATISTICS = frozenset({"Max", "Min", "Mean", "Norm", "data_name", "md5", "requires_grad"})
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """One stretch of a stage in which layers were dumped.
-
-    Example:
-        >>> Window(Path("."), "actor_update", 2, 0, 0, "actor", 3, True).key
-        ('actor_update', 2, 0, 0)
-    """
-
-    folder: Path
-    stage: str
-    step: int
-    rank: int
-    micro_step: int
-    """Where it lies: 0 is msprobe's own folder, m the folder ``micro_step{m}`` in it."""
-    role: str
-    """The model that was dumped."""
-    order: int
-    """When it was opened, among the run's windows."""
-    complete: bool
-    """Whether it was closed; of a window that another tool wrote, whether it holds anything."""
-
-    @property
-    def key(self) -> tuple[str, int, int, int]:
-        """What makes two windows the same in two runs."""
-        return (self.stage, self.step, self.rank, self.micro_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +58,30 @@ class LayerEvent:
     """The module that called it; None for the model itself."""
     items: tuple[tuple[str, Any], ...]
     """Path and description of every value, tensors with their file."""
+    operation: bool = False
+    """Whether it is an operation of torch rather than a module."""
 
     @property
     def key(self) -> tuple[str, str, int]:
         """What makes two events the same in two runs."""
         return (self.kind, self.name, self.call)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a window holds.
+
+    Example:
+        >>> Content([], "statistics", "L1").level
+        'L1'
+    """
+
+    events: list[LayerEvent]
+    """In execution order; parameters first, as they were when the modules first ran."""
+    task: str
+    """msprobe's task that dumped it."""
+    level: str
+    """msprobe's level: ``L0`` modules, ``L1`` operations, ``mix`` both."""
 
 
 def msprobe_missing() -> str | None:
@@ -90,60 +91,17 @@ def msprobe_missing() -> str | None:
     return "msprobe is not installed (its wheels are for Linux)"
 
 
-def find_windows(dump: Path) -> list[Window]:
-    """All layer windows of a dump folder, in the order in which they were opened.
-
-    msprobe's ``proc{pid}``, where it was not told a rank, counts as rank 0.
-
-    Raises:
-        DumpError: A layer dump lies in a folder that names no step and rank, or two lie in the same place.
-    """
-    windows = []
-    for number, stage in enumerate(STAGES):
-        windows += [_window(folder / "dump.json", dump, stage, number) for folder in _window_folders(dump / stage)]
-    if len({window.key for window in windows}) < len(windows):
-        raise DumpError(f"{dump}: two layer dumps of the same stage, step and rank")
-    return sorted(windows, key=lambda window: (window.step, window.order, window.rank, window.micro_step))
-
-
-def _window_folders(stage: Path) -> list[Path]:
-    """Folders of a stage that hold a layer dump, or what is left of one."""
-    found = []
-    for base, entries in walk(stage):
-        if entries is None:
-            raise DumpError(f"{base}: cannot be read, or is a link, which is not followed")
-        for entry in entries:
-            if entry.is_symlink():
-                raise DumpError(f"{entry.path}: a link is not followed")
-        if {"dump.json", layout.WINDOW, "construct.json"} & {entry.name for entry in entries}:
-            found.append(Path(base))
-    return sorted(found)
-
-
-def _window(file: Path, dump: Path, stage: str, number: int) -> Window:
-    place = file.parent.relative_to(dump / stage).as_posix()
-    match = re.fullmatch(r"step(\d{1,9})/(?:rank(\d{1,9})|proc\d+)(?:/micro_step(\d{1,9}))?", place)
-    if match is None:
-        raise DumpError(f"{file}: not in a step and rank folder")
-    step, rank, micro_step = (int(part or 0) for part in match.groups())
-    marker = file.parent / layout.WINDOW
-    role, order, complete = ROLES_OF_STAGE[stage][-1], number, True
-    if marker.is_file():
-        note = _read_json(marker)
-        role, order = note.get("role", role), note.get("order", order)
-        if not isinstance(role, str) or not isinstance(order, int):
-            raise DumpError(f"{marker}: damaged (a value has the wrong type)")
-    elif layout.manifests(dump):
-        complete = False  # our own recording marks every window that closed
-    return Window(file.parent, stage, step, rank, micro_step, role, order, complete)
-
-
 def read_events(window: Window) -> list[LayerEvent]:
     """A window's events in execution order; its parameters first, as they were when the modules first ran.
 
     Raises:
-        DumpError: The window is damaged, or does not hold whole tensors.
+        DumpError: The window is damaged, or holds nothing of values.
     """
+    return read_window(window).events
+
+
+def read_window(window: Window) -> Content:
+    """A window's events in execution order, and how they were dumped. See ``read_events``."""
     with _foreign(window):
         return _read_events(window)
 
@@ -157,94 +115,152 @@ def _foreign(window: Window) -> Iterator[None]:
         raise DumpError(f"{window.folder}: the layer dump is damaged ({type(error).__name__}: {error})") from error
 
 
-def _read_events(window: Window) -> list[LayerEvent]:
-    dump = _read_json(window.folder / "dump.json")
-    construct = _read_json(window.folder / "construct.json")
-    if dump.get("task") != "tensor":
-        raise DumpError(f"{window.folder}: dumped with task {dump.get('task')!r}; only 'tensor' holds exact values")
+def _read_events(window: Window) -> Content:
+    dump = read_object(window.folder / DUMP_FILE)
+    construct = _construct(window)
+    if dump.get("task") not in TASKS:
+        known = " or ".join(map(repr, TASKS))
+        raise DumpError(
+            f"{window.folder}: dumped with task {dump.get('task')!r}; only {known} hold something of values"
+        )
     data = dump.get("data")
     if not isinstance(data, dict) or not data:
         raise DumpError(f"{window.folder}: dump.json is empty")
     if not all(isinstance(content, dict) for content in data.values()):
         raise DumpError(f"{window.folder}: dump.json is damaged (an entry is not an object)")
-    events: list[LayerEvent] = []
-    entered: set[str] = set()
-    to_enter = iter(construct)
-
-    def enter_up_to(full_name: str) -> None:
-        while full_name not in entered and (node := next(to_enter, None)) is not None:
-            entered.add(node)
-            events.extend(_enter(node, construct, data))
-
+    with_operations = dump.get("level") != "L0"
+    reading = _Reading(data, construct or {})
     names = list(data)
     for index, full_name in enumerate(names):
-        match, content = _match(window, full_name), data[full_name]
+        match, content = _match(window, full_name, with_operations), data[full_name]
         if match["way"] == "parameters_grad":
             backward = _backward_around(names[index:], match["name"])
             if backward is not None:
-                enter_up_to(backward)
-            events += _parameter_events("param_grad", match, None, content)
+                reading.enter_up_to(backward)
+            reading.events += _parameter_events("param_grad", match, None, content)
             continue
-        enter_up_to(full_name)
-        if full_name not in entered:
-            raise DumpError(f"{window.folder}: {full_name!r} is in dump.json, not in construct.json")
-        events.append(_leave(match, _parent(construct, full_name), content))
+        reading.enter_up_to(full_name)
+        if full_name not in reading.entered:
+            if match.re is _MODULE and construct is not None:
+                raise DumpError(f"{window.folder}: {full_name!r} is in dump.json, not in construct.json")
+            reading.enter(full_name)
+        reading.events.append(_leave(match, reading.parent(full_name), content))
     weights = [
         event
         for full_name, content in data.items()
-        for first in [_match(window, full_name)]
+        for first in [_match(window, full_name, with_operations)]
         if first["way"] == "forward" and first["call"] == "0"
         for event in _parameter_events("weights", first, None, content.get("parameters", {}))
     ]
-    return weights + events
+    events = weights + reading.events
+    if len({event.key for event in events}) < len(events):
+        raise DumpError(f"{window.folder}: the layer dump has two events of one name")
+    return Content(events, str(dump["task"]), str(dump.get("level")))
 
 
-def require_all_tensors_listed(window: Window) -> None:
-    """Makes sure that every stored tensor was compared: a ``dump.json`` that was cut short leaves some unnamed.
+class _Reading:
+    """The events of a window, as far as it has been read."""
+
+    def __init__(self, data: dict[str, Any], construct: dict[str, Any]) -> None:
+        self._data, self._construct = data, construct
+        self._to_enter = iter(construct)
+        self.events: list[LayerEvent] = []
+        self.entered: set[str] = set()
+
+    def enter_up_to(self, full_name: str) -> None:
+        """Enters all that comes before a module or operation, and itself."""
+        while full_name not in self.entered and (node := next(self._to_enter, None)) is not None:
+            self.enter(node)
+
+    def enter(self, full_name: str) -> None:
+        """Enters a module or operation, before it the modules around it: at level mix they are noted behind it."""
+        around = [full_name]
+        while (parent := self._caller(around[-1])) is not None and parent not in around:
+            around.append(parent)
+        for name in reversed(around):
+            if name not in self.entered:
+                self.entered.add(name)
+                self.events.extend(_enter(name, self.parent(name), self._data))
+
+    def parent(self, full_name: str) -> str | None:
+        """The dotted name of the module around it."""
+        match = _MODULE.fullmatch(self._caller(full_name) or "")
+        return match["name"] if match else None
+
+    def _caller(self, full_name: str) -> str | None:
+        found = self._construct.get(full_name)
+        if isinstance(found, list):  # Megatron adds the micro-step
+            found = found[0]
+        return found if isinstance(found, str) else None
+
+
+def _construct(window: Window) -> dict[str, Any] | None:
+    """Which module called which; None where msprobe was told to write no such thing."""
+    path = window.folder / CONSTRUCT_FILE
+    if not window.ours and not os.path.lexists(path) and not os.path.lexists(window.folder / STACK_FILE):
+        return None
+    return read_object(path)
+
+
+def require_whole(window: Window) -> None:
+    """Makes sure that nothing is missing that the window's own files can tell of.
+
+    A ``dump.json`` that was cut short leaves stored tensors unnamed, or ends where msprobe writes it in between; what
+    msprobe could not dump, it says in a log beside it.
 
     Raises:
-        DumpError: One is not named.
+        DumpError: Something is missing.
     """
-    dump = _read_json(window.folder / "dump.json")
+    dump = read_object(window.folder / DUMP_FILE)
     listed = set(_NAMED_FILE.findall(json.dumps(dump, ensure_ascii=False)))
     for file in sorted((window.folder / "dump_tensor_data").glob("*")):
         if file.name not in listed:
             raise DumpError(f"{file}: dump.json does not name it")
+    if os.path.lexists(window.folder / ERRORS_FILE):
+        raise DumpError(f"{window.folder / ERRORS_FILE}: msprobe could not dump everything, as it says there")
+    if not window.ours and (count := len(dump["data"])) % _FLUSHED == 0:
+        raise DumpError(f"{window.folder}: dump.json ends after {count} entries, as that of a run that was killed does")
 
 
-def _match(window: Window, full_name: str) -> re.Match[str]:
-    match = _NAME.fullmatch(full_name)
+def _match(window: Window, full_name: str, with_operations: bool = False) -> re.Match[str]:
+    match = _MODULE.fullmatch(full_name)
+    if match is None and with_operations:
+        match = _OPERATION.fullmatch(full_name)
     if match is None:
-        raise DumpError(f"{window.folder}: {full_name!r} in dump.json is not a module")
+        what = "a module or an operation" if with_operations else "a module"
+        raise DumpError(f"{window.folder}: {full_name!r} in dump.json is not {what}")
     return match
 
 
 def _backward_around(names: list[str], module: str) -> str | None:
     """The module's backward that a parameter's gradient came out of: it leaves right after."""
     for name in names:
-        match = _NAME.fullmatch(name)
+        match = _MODULE.fullmatch(name)
         if match is None or match["way"] != "parameters_grad":
             return name if match and (match["way"], match["name"]) == ("backward", module) else None
     return None
 
 
-def _enter(full_name: str, construct: dict[str, Any], data: dict[str, Any]) -> Iterator[LayerEvent]:
-    match, content = _NAME.fullmatch(full_name), data.get(full_name)
+def _enter(full_name: str, parent: str | None, data: dict[str, Any]) -> Iterator[LayerEvent]:
+    match, content = _MODULE.fullmatch(full_name) or _OPERATION.fullmatch(full_name), data.get(full_name)
     if match is None or content is None:
         return
-    parent, call = _parent(construct, full_name), int(match["call"])
+    call, operation = int(match["call"]), match.re is _OPERATION
     if match["way"] == "forward":
         if call:  # an update between two calls changes what the second one computes with
             yield from _parameter_events("weights", match, None, content.get("parameters", {}))
         arguments = {"args": content.get("input_args"), "kwargs": content.get("input_kwargs")}
-        yield LayerEvent("forward_input", match["name"], call, parent, tuple(_leaves(arguments)))
+        yield LayerEvent("forward_input", match["name"], call, parent, tuple(_leaves(arguments)), operation)
     else:
-        yield LayerEvent("grad_output", match["name"], call, parent, tuple(_leaves(content.get("input"))))
+        items = tuple(_leaves(content.get("input")))
+        yield LayerEvent("grad_output", match["name"], call, parent, items, operation)
 
 
 def _leave(match: re.Match[str], parent: str | None, content: dict[str, Any]) -> LayerEvent:
     kind: EventKind = "forward_output" if match["way"] == "forward" else "grad_input"
-    return LayerEvent(kind, match["name"], int(match["call"]), parent, tuple(_leaves(content.get("output"))))
+    more = {key: value for key, value in content.items() if key not in _KNOWN}
+    items = (*_leaves(content.get("output")), *(_leaves(more) if more else ()))
+    return LayerEvent(kind, match["name"], int(match["call"]), parent, items, match.re is _OPERATION)
 
 
 def _parameter_events(
@@ -252,14 +268,6 @@ def _parameter_events(
 ) -> Iterator[LayerEvent]:
     for name, value in content.items():
         yield LayerEvent(kind, f"{match['name']}.{name}", int(match["call"]), parent, tuple(_leaves(value)))
-
-
-def _parent(construct: dict[str, Any], full_name: str) -> str | None:
-    parent = construct.get(full_name)
-    if isinstance(parent, list):  # Megatron adds the micro-step
-        parent = parent[0]
-    match = _NAME.fullmatch(parent) if isinstance(parent, str) else None
-    return match["name"] if match else None
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -273,26 +281,31 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def content_of(window: Window, event: LayerEvent) -> tuple[tuple[str, str], ...]:
-    """Every value of an event as comparable text: a tensor's digest, anything else as JSON without statistics.
+def content_of(window: Window, event: LayerEvent, task: str = "tensor") -> tuple[tuple[str, Evidence], ...]:
+    """What is known of every value of an event: a tensor's digest where it was stored, else what was kept of it.
+
+    Args:
+        window: The window.
+        event: One of its events.
+        task: The task that dumped it: tensors that were not stored are an error where tensors were to be.
 
     Raises:
         DumpError: A tensor cannot be read, or torch is not installed.
     """
     with _foreign(window):
-        return tuple((path, _content(window, value)) for path, value in event.items)
+        return tuple((path, _evidence(window, value, task)) for path, value in event.items)
 
 
-def _content(window: Window, value: Any) -> str:
-    if isinstance(value, dict) and value.get("data_name"):
-        tensor = load_tensor(window, str(value["data_name"]))
-        name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-        return f"{name}{list(shape)} {digest(name, shape, _bytes_of(tensor))}"
-    if isinstance(value, dict):
-        if value.get("type") == "torch.Tensor" and 0 not in value.get("shape", ()):
-            raise DumpError(f"{window.folder}: a tensor of {value['shape']} was not stored")
-        value = {key: child for key, child in value.items() if key not in _STATISTICS}
-    return json.dumps(value, sort_keys=True)
+def _evidence(window: Window, value: Any, task: str) -> Evidence:
+    try:
+        known = evidence_of(value, task)
+    except ValueError as error:
+        raise DumpError(f"{window.folder}: {error}") from error
+    if known is not None:
+        return known
+    tensor = load_tensor(window, str(value["data_name"]))
+    name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    return Evidence(f"{name}{list(shape)}", digest(name, shape, _bytes_of(tensor)), None, statistics_of(value))
 
 
 def load_tensor(window: Window, file_name: str) -> Any:
@@ -326,13 +339,3 @@ def _bytes_of(tensor: Any) -> bytes | memoryview:
     plain = tensor.resolve_conj().resolve_neg()
     flat = plain.clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).numpy().data.cast("B") if flat.numel() else b""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = layout.read_json(path)
-    except (OSError, ValueError) as error:
-        raise DumpError(f"{path}: damaged or missing ({error})") from error
-    if not isinstance(value, dict):
-        raise DumpError(f"{path}: damaged (not an object)")
-    return value

@@ -24,7 +24,7 @@ from probe.store.scan import NAMED, ScannedRank, scan, shown, walk
 from probe.store.values import Array, ValueFiles, read_values
 from probe.types import STAGES, Record
 
-__all__ = ["Array", "Cursor", "Dump", "ValueFiles", "read_dump", "read_values"]
+__all__ = ["Array", "Cursor", "Dump", "ValueFiles", "holds_records", "read_dump", "read_values"]
 
 
 class Cursor(Protocol):
@@ -153,6 +153,14 @@ def read_dump(folder: Path) -> Dump:
         problems,
         digests_of_tags=manifest.digests,
     )
+
+
+def holds_records(folder: Path) -> bool:
+    """Whether a folder looks like a run's dump folder, rather than like a part of msprobe's layer dumps alone."""
+    if not folder.is_dir():
+        return False
+    tops = any(os.path.lexists(folder / name) for name in (layout.DATA, layout.INDEX, *STAGES))
+    return tops or is_packed(folder) or bool(layout.manifests(folder))
 
 
 def _read_packed(folder: Path) -> Dump:

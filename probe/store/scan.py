@@ -131,8 +131,13 @@ def scan(folder: Path) -> tuple[dict[int, ScannedRank], list[str]]:
     return ranks, findings + ([f"{folder}: {left_out} more such findings"] if left_out else [])
 
 
-def walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry[str]] | None]]:
-    """Every folder from one on, with its entries in order; None where it is a link or cannot be read."""
+def walk(folder: Path, without: frozenset[str] = frozenset()) -> Iterator[tuple[str, list[os.DirEntry[str]] | None]]:
+    """Every folder from one on, with its entries in order; None where it is a link or cannot be read.
+
+    Args:
+        folder: The folder.
+        without: Names in it that are left out.
+    """
     waiting = [str(folder)]
     while waiting:
         base = waiting.pop()
@@ -141,6 +146,8 @@ def walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry[str]] | None]]:
                 raise OSError(f"{base} is a link")
             with os.scandir(base) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
+            if without and base == str(folder):
+                entries = [entry for entry in entries if entry.name not in without]
         except FileNotFoundError:
             continue
         except OSError:

@@ -145,3 +145,21 @@ def single_save_tree(tmp_path_factory: pytest.TempPathFactory, run_python: Calla
     folder = tmp_path_factory.mktemp("single_save") / "msprobe_dump"
     run_python(SINGLE_SAVE, folder)
     return folder
+
+
+MsprobeRuns = Callable[[str, str], Path]
+
+
+@pytest.fixture(scope="session")
+def msprobe_runs(tmp_path_factory: pytest.TempPathFactory, run_python: Callable[..., str]) -> MsprobeRuns:
+    """Dumps that msprobe itself wrote: ``msprobe_runs(mode, fault)``; see ``msprobe_runs.py``. Each is made once."""
+    folder = tmp_path_factory.mktemp("msprobe")
+    common = ("statistics-L0-statistics", "statistics-L0-md5", "statistics-mix-xor", "tensor-mix-statistics")
+
+    def of(mode: str, fault: str) -> Path:
+        if not (folder / mode).exists():
+            modes = common if mode in common else (mode,)
+            run_python(Path(__file__).with_name("msprobe_runs.py"), folder, *modes)
+        return folder / mode / fault
+
+    return of

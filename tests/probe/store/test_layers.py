@@ -173,10 +173,11 @@ class TestEvents:
 class TestContent:
     def test_of_a_tensor_is_its_dtype_shape_and_digest(self, update: Window) -> None:
         (event,) = (e for e in read_events(update) if e.key == ("forward_output", "a.act", 0))
-        ((path, text),) = content_of(update, event)
+        ((path, found),) = content_of(update, event)
         tensor = load_tensor(update, "Module.a.act.Tanh.forward.0.output.0.pt")
         assert path == "0"
-        assert text == f"float32[2, 8] {digest('float32', (2, 8), tensor.numpy().tobytes())}"
+        assert found.form == "float32[2, 8]"
+        assert found.exact == digest("float32", (2, 8), tensor.numpy().tobytes())
 
     @pytest.mark.parametrize(
         "tensor",
@@ -197,11 +198,11 @@ class TestContent:
         torch.save(tensor, tmp_path / "dump_tensor_data" / "x.pt")
         window = Window(tmp_path, UPDATE, 0, 0, 0, "actor", 0, True)
         event = LayerEvent("forward_output", "m", 0, None, (("", {"type": "torch.Tensor", "data_name": "x.pt"}),))
-        ((_, text),) = content_of(window, event)
-        assert text.startswith(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} ")
+        ((_, found),) = content_of(window, event)
+        assert found.form == f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
         plain = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-        assert text.endswith(digest(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw))
+        assert found.exact == digest(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw)
 
     @pytest.mark.parametrize(
         ("left", "right"),
