@@ -124,7 +124,7 @@ def _resolved(raw: dict[str, Any], base: Path, source: str) -> Profile:
             _resolve_paths(trainer["config"], base)
         if isinstance(trainer.get("local_dump"), str):
             trainer["local_dump"] = str((base / trainer["local_dump"]).resolve())
-        if trainer.get("kind") == "command":
+        if trainer.get("kind") in ("command", "script"):
             trainer["cwd"] = str((base / str(trainer.get("cwd", "."))).resolve())
     profile = _follow_steps(_validate(Profile, raw, source))
     if profile.trainer.kind == "integrated":

@@ -20,7 +20,7 @@ from probe.collect.trace.saved import Saved
 from probe.collect.trace.state import record_random_states, record_weights, state_of
 from probe.store.background import Background
 from probe.store.writer import DumpWriter
-from probe.types import ROLES_OF_STAGE
+from probe.types import roles_of_stage
 
 
 class Tracer(Protocol):
@@ -136,7 +136,7 @@ class ExecutionTracer:
         self._renew()
         place = self._recorder.open(name, micro_step, rank)
         self._recorder.emit("stage_start", name, None, [])
-        role = next((role for role in ROLES_OF_STAGE[name] if role in self._models), None)
+        role = next((role for role in roles_of_stage(name) if role in self._models), None)
         if role is not None:
             self._first_use(role)
         record_random_states(self._recorder, self._generators)
