@@ -240,7 +240,7 @@ class Probe:
         if not self._idle:
             with self._guard():
                 self._own_process()
-                self._tracer.step(self._step + 1)
+                self._tracer.step(self._step + 1, self._step == self._spec.last_step)
                 self._write_environment(self._spec)
                 if self._weights is not None:
                     self._weights.save(self._models, self._step, self._rank(None))

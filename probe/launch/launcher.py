@@ -15,7 +15,7 @@ from probe.errors import HangError, TrainerError
 from probe.launch.failures import first_failure
 from probe.launch.finished import note_finished
 from probe.launch.hosts import run_on_all
-from probe.launch.observed import problems, why_nothing
+from probe.launch.observed import forget, problems, why_nothing
 from probe.launch.running import Start, run_here
 from probe.store import layout
 from probe.store.layers import msprobe_missing
@@ -148,9 +148,12 @@ class ScriptLauncher:
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the command to its end. See ``Launcher``."""
-        _run(self._profile, self.start, folder, spec, partial(why_nothing, folder))
-        if told := problems(folder):
-            mark_incomplete(Path(spec.dump_path), "; ".join(told))
+        try:
+            _run(self._profile, self.start, folder, spec, partial(why_nothing, folder))
+        finally:
+            if told := problems(folder):
+                mark_incomplete(Path(spec.dump_path), "; ".join(told))
+            forget(folder)
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """The command. See ``Launcher``."""

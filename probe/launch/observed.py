@@ -41,12 +41,12 @@ def await_word(folder: Path) -> None:
     Args:
         folder: The run's folder, where its spec is.
     """
-    shutil.rmtree(folder / _FOLDER, ignore_errors=True)
+    forget(folder)
     (folder / _FOLDER).mkdir()
 
 
 def problems(folder: Path) -> list[str]:
-    """What keeps a run's dump from being whole, one sentence each; takes the word away.
+    """What keeps a run's dump from being whole, one sentence each.
 
     Args:
         folder: The run's folder.
@@ -54,6 +54,15 @@ def problems(folder: Path) -> list[str]:
     said = sorted({file.read_text(encoding="utf-8") for file in (folder / _FOLDER).glob("problem-*")})
     more = [f"and {len(said) - _MOST} more"] if len(said) > _MOST else []
     return [*said[:_MOST], *more]
+
+
+def forget(folder: Path) -> None:
+    """Takes away what the processes of a run left.
+
+    Args:
+        folder: The run's folder.
+    """
+    shutil.rmtree(folder / _FOLDER, ignore_errors=True)
 
 
 def why_nothing(folder: Path) -> str:

@@ -46,8 +46,8 @@ class Tracer(Protocol):
         """The trainer saved these values under a tag."""
         ...
 
-    def step(self, following: int) -> None:
-        """A training step has ended; what comes now belongs to the following one."""
+    def step(self, following: int, last: bool = False) -> None:
+        """A training step has ended, the last that is needed perhaps; what comes now belongs to the following one."""
         ...
 
     def abandon(self) -> None:
@@ -77,7 +77,7 @@ class Untraced:
     def data(self, tag: str, rank: int, micro_step: int, stage: str | None, saved: list[tuple[str, Saved]]) -> None:
         """See ``Tracer``."""
 
-    def step(self, following: int) -> None:
+    def step(self, following: int, last: bool = False) -> None:
         """See ``Tracer``."""
 
     def abandon(self) -> None:
@@ -156,8 +156,10 @@ class ExecutionTracer:
         rows = lambda: {path: one.rows for path, one in saved if one.rows is not None}  # noqa: E731
         self._recorder.add(rank, stage, micro_step, "data", tag, None, items, {"rows": rows})
 
-    def step(self, following: int) -> None:
-        """See ``Tracer``."""
+    def step(self, following: int, last: bool = False) -> None:
+        """See ``Tracer``. With the last one, the random states: of a generator that nobody used, to the end."""
+        if last:
+            record_random_states(self._recorder, self._generators)
         self._recorder.flush()
         self._recorder.next_step(following)
 
@@ -232,9 +234,9 @@ class Surviving:
         """See ``Tracer``."""
         self._do(lambda tracer: tracer.data(tag, rank, micro_step, stage, saved))
 
-    def step(self, following: int) -> None:
+    def step(self, following: int, last: bool = False) -> None:
         """See ``Tracer``."""
-        self._do(lambda tracer: tracer.step(following))
+        self._do(lambda tracer: tracer.step(following, last))
 
     def abandon(self) -> None:
         """See ``Tracer``."""
