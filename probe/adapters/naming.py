@@ -97,24 +97,21 @@ def _found(
 ) -> tuple[torch.nn.Module, str | None]:
     """The model that a module belongs to, and what the script calls it; None where no variable holds it."""
     root: torch.nn.Module = module
-    inner, named, weak = plain, None, None
-    for _, name, value in _variables(frame):
+    inner, named, place = plain, None, None
+    for here, name, value in _variables(frame):
         if isinstance(value, torch.nn.Module):
             if value is module or unwrapped(value) is inner:
                 found: str | None = name
             elif _holds(value, inner):
-                root, inner, named, weak = value, unwrapped(value), None, None
+                root, inner, named, place = value, unwrapped(value), None, None
                 found = name
             else:
                 continue
         else:
             found = _in(value, name, module, inner)
-        if found is None:
-            continue
-        if found in _SAYS_NOTHING:
-            weak = weak or found
-        elif named is None:
-            named = found
+        if found is not None and found not in _SAYS_NOTHING and here is not place:
+            # the script's own name for it rather than one of a function that it is handed to
+            named, place = found, here
     return root, named
 
 

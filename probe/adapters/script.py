@@ -224,12 +224,12 @@ class ScriptObserver:
         self._stage, self._fresh = "", True
         self._open_stage.close()
 
-    def _next_step(self, probe: Probe) -> bool:
+    def _next_step(self, probe: Probe, last: bool = False) -> bool:
         """A training step has ended. Returns whether anything more is recorded."""
         self._close_stage()
         self._entered.clear()
         self._steps.ended()
-        probe.step()
+        probe.step(last)
         if probe.finished:
             self._remove()
         return not probe.finished
@@ -238,7 +238,7 @@ class ScriptObserver:
         """The process ends: what came after the last step is the beginning of one more."""
         self._remove()
         if self._opening.probe is not None and self._entered and not self._opening.probe.finished:
-            self._next_step(self._opening.probe)
+            self._next_step(self._opening.probe, last=True)
 
 
 class _Steps:

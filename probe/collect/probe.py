@@ -225,10 +225,13 @@ class Probe:
                 layout.check_tag(tag)
                 save(self._spec, writer, background, self._tracer, (tag, *place), stage, value, kept)
 
-    def step(self) -> None:
+    def step(self, last: bool = False) -> None:
         """Ends a training step: records the attached models' weights and notes that the step is whole.
 
         Does not wait for the disk, unless more waits to be written than may be held.
+
+        Args:
+            last: Whether the training ends with it; a trace then shows which random states nothing drew from.
 
         Raises:
             DumpError: Writing failed since the last call.
@@ -240,7 +243,7 @@ class Probe:
         if not self._idle:
             with self._guard():
                 self._own_process()
-                self._tracer.step(self._step + 1, self._step == self._spec.last_step)
+                self._tracer.step(self._step + 1, last or self._step == self._spec.last_step)
                 self._write_environment(self._spec)
                 if self._weights is not None:
                     self._weights.save(self._models, self._step, self._rank(None))

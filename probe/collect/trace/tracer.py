@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from probe.collect.trace.capture import Capture
+from probe.collect.trace.digests import Item
 from probe.collect.trace.events import Place, Recorder
 from probe.collect.trace.gradients import Gradients
 from probe.collect.trace.internals import version
@@ -114,6 +115,7 @@ class ExecutionTracer:
         self._optimizers = Optimizers(self._recorder, self._registry, self._gradients.reductions.roles, stop)
         self._models: Mapping[str, torch.nn.Module] = {}
         self._generators: dict[str, Any] = {}
+        self._random: dict[str, list[Item]] = {}
         self._closed = False
         abandon = weakref.WeakMethod(self.abandon)
         os.register_at_fork(after_in_child=lambda: _call(abandon))
@@ -139,7 +141,7 @@ class ExecutionTracer:
         role = next((role for role in roles_of_stage(name) if role in self._models), None)
         if role is not None:
             self._first_use(role)
-        record_random_states(self._recorder, self._generators)
+        record_random_states(self._recorder, self._generators, self._random)
         return place
 
     def stage_end(self, token: Any) -> None:
@@ -157,9 +159,9 @@ class ExecutionTracer:
         self._recorder.add(rank, stage, micro_step, "data", tag, None, items, {"rows": rows})
 
     def step(self, following: int, last: bool = False) -> None:
-        """See ``Tracer``. With the last one, the random states: of a generator that nobody used, to the end."""
+        """See ``Tracer``. With the last one, the random states that stayed as they were: nobody used them to the end."""
         if last:
-            record_random_states(self._recorder, self._generators)
+            record_random_states(self._recorder, self._generators, self._random, only_unchanged=True)
         self._recorder.flush()
         self._recorder.next_step(following)
 
