@@ -48,9 +48,20 @@ def tensors(values: dict[str, Any], most: int) -> dict[str, torch.Tensor]:
         deeper = Leaves(set())
         deeper.add("", one)
         inside |= {id(value) for _, value in deeper.found}
-    found = {path: value for path, value in leaves.found if isinstance(value, torch.Tensor) and id(value) not in inside}
-    dense = {path: value for path, value in found.items() if _is_dense(value)}
-    return dense if sum(value.nbytes for value in dense.values()) <= most else {}
+    found: dict[str, torch.Tensor] = {}
+    for path, value in leaves.found:
+        if isinstance(value, torch.Tensor) and id(value) not in inside and _is_dense(value):
+            name = _name(path)
+            while name in found:
+                name += "_"
+            found[name] = value
+    return found if sum(value.nbytes for value in found.values()) <= most else {}
+
+
+def _name(path: str) -> str:
+    """A path as one word: ``args.0`` becomes ``args0``, ``kwargs.input_ids`` becomes ``input_ids``."""
+    first, *rest = path.removeprefix("kwargs.").split(".")
+    return first + "".join(part if part.isdigit() else f"_{part}" for part in rest)
 
 
 def _is_dense(value: torch.Tensor) -> bool:

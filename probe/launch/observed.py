@@ -77,7 +77,10 @@ def why_nothing(folder: Path) -> str:
     if "recorded" in seen:
         return "nothing was recorded before the script ended"
     if "torch" in seen:
-        return "the script imported torch, and called no module (torch.nn.Module): there is nothing to compare"
+        return (
+            "the script imported torch, and called no module (torch.nn.Module) that could be seen (trainer.compile=eager"
+            " shows those inside compiled functions): there is nothing to compare"
+        )
     if "python" in seen:
         return "no Python process of the command imported torch: there is nothing to compare"
     return (

@@ -254,6 +254,9 @@ def _one_only(difference: EventDifference) -> str:
 
 def _data(difference: EventDifference, around: Context, sharing: Sequence[RankTrace]) -> Cause:
     event = difference.event
+    if event.label == "outputs" and event.stage is not None and not around.root_left:
+        why = "what it was given is the same, what it returned is not; its inside was not seen (torch.compile, torch.jit)"
+        return Cause("module_forward", event.stage.partition(".")[0], f"{why}{_form(difference)}")
     kind, why = _kind_of_tag(event, around)
     name = _parameter_of_tag(difference) if event.name == "weights" else event.label
     why += _form(difference)
@@ -283,6 +286,9 @@ def _kind_of_tag(event: TraceEvent, around: Context) -> tuple[str, str]:
             return "rewards", "no model is involved: host code that scores the responses"
         case "advantages":
             return "advantages", "no model is involved: host code between the stages"
+        case "inputs" if event.stage is not None:
+            before = "the outputs of the model before it are" if around.root_left else "everything before it is"
+            return "data", f"{before} the same, what {event.stage} is given is not: data, its order, or code on the way"
         case "grad_norm":
             return "optimizer", "the gradients before it are the same: clipping, or a reduction over them"
         case "weights" if around.update_before:
