@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 PACKAGES = (
-    *("probe", "probe.collect", "probe.compare", "probe.config", "probe.disk", "probe.history", "probe.launch"),
+    *("probe", "probe.adapters", "probe.collect", "probe.compare", "probe.config", "probe.disk", "probe.history", "probe.launch"),
     *("probe.locate", "probe.replay", "probe.report"),
 )
 
@@ -30,8 +30,9 @@ BELOW = {
     "locate": {"compare", "store", "types", "errors"},
     "report": {"locate", "compare", "store", "types", "errors"},
     "collect": {"store", "types", "errors"},
+    "adapters": {"collect", "types", "errors"},
     "replay": {"collect", "launch", "store", "types", "errors"},
-    "launch": {"masking", "config", "store", "types", "errors"},
+    "launch": {"adapters", "masking", "config", "store", "types", "errors"},
     "history": {"masking", "compare", "config", "store", "types", "errors", "keys"},
     "disk": {"history", "launch", "config", "store", "types", "errors", "keys"},
     "trainer": {"collect", "config", "types", "errors", "privacy"},
@@ -124,6 +125,9 @@ def test_command_line_says_what_is_wrong_before_prefect_starts() -> None:
         (["check", "demo", "--set", "trainer.config.msprobe_config.reference_dmp=true"], ["reference_dump"]),
         (["check", "demo", "--out", "/proc/nowhere"], ["/proc/nowhere"]),
         (["check", "demo", "--set", "check.keep=some"], ["demo.yaml", "check.keep", "all", "divergent: 30"]),
+        (["check", "demo", "--", "python", "train.py"], ["profile", "--"]),
+        (["check", "--"], ["no command behind --"]),
+        (["check", "--set", "trainer.step=stride", "--", "python", "train.py"], ["trainer.step", "optimizer"]),
         (["compare", "only-one"], ["dump_b"]),
         (["history"], ["checks", "--checks"]),
         (["history", "nope", "--checks", "."], ["nope", "none at all"]),

@@ -14,7 +14,10 @@ import builtins
 import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from typing import Any
+
+TYPE_CHECKING = False  # typing costs more than all else here
+if TYPE_CHECKING:
+    from typing import Any
 
 SPEC = "FIRSTDIFF_SPEC"
 ALIAS = "firstdiff_probe"
@@ -185,7 +188,8 @@ def _import(name: str, *more: Any, **named: Any) -> Any:
 
 
 def _is_ours(spec: ModuleSpec) -> bool:
-    return os.path.isfile(os.path.join(os.path.dirname(spec.origin or ""), "adapters", "bootstrap.py"))
+    """Whether what was found is Firstdiff's, of whatever version: the one that observes stands for it."""
+    return os.path.isfile(os.path.join(os.path.dirname(spec.origin or ""), "collect", "probe.py"))
 
 
 def _begin() -> None:

@@ -18,6 +18,8 @@ _MOST_FRAMES = 40
 _MOST_IN_A_CONTAINER = 64
 _SAYS_NOTHING = ("self", "cls", "module", "mod", "m", "func", "fn", "layer", "net_", "_")
 """Variables that hold any module: where another holds it too, that one names it."""
+_COMPILED = "OptimizedModule"
+"""What ``torch.compile`` makes of a module: another way to run it, and not a model that it is a part of."""
 _KEEPS_LOCALS = {"locals", "vars", "exec", "eval", "dir", "breakpoint"}
 _OPTIMIZED = 0x0001
 """Flag of code whose variables are no dictionary."""
@@ -48,7 +50,7 @@ class Names:
             return known[1], known[2], None
         for role, reference in self._roots.items():
             root = reference()
-            if root is not None and _holds(root, plain):
+            if root is not None and _holds(root, plain) and type(root).__name__ != _COMPILED:
                 self._known[id(plain)] = (weakref.ref(plain), role, True)
                 return role, True, None
         root, name = _found(module, plain, frame)
@@ -102,7 +104,7 @@ def _found(
         if isinstance(value, torch.nn.Module):
             if value is module or unwrapped(value) is inner:
                 found: str | None = name
-            elif _holds(value, inner):
+            elif _holds(value, inner) and type(value).__name__ != _COMPILED:
                 root, inner, named, place = value, unwrapped(value), None, None
                 found = name
             else:

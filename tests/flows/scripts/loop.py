@@ -122,7 +122,7 @@ for iteration in range(options.steps):
         print(f"step {iteration}: loss {estimate_loss():.4f}", flush=True)
     for _ in range(options.accumulate):
         logits, loss = step(*get_batch())
-        scaler.scale(loss / options.accumulate).backward()
+        scaler.scale(loss / options.accumulate * (16 if options.scaler else 1)).backward()
     scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     if options.fault == "weights" and iteration == 1:
