@@ -74,7 +74,6 @@ def check(
     quiet: Quiet = False,
 ) -> None:
     """Train twice, compare, and name the first difference and its cause."""
-
     command: list[str] | None = context.obj
     if (command is None) == (profile is None):
         what = "there is no command behind --" if command == [] else "give a PROFILE, or a command behind --"

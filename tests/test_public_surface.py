@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 
 PACKAGES = (
-    *("probe", "probe.adapters", "probe.collect", "probe.compare", "probe.config", "probe.disk", "probe.history", "probe.launch"),
+    *(
+        "probe",
+        "probe.adapters",
+        "probe.collect",
+        "probe.compare",
+        "probe.config",
+        "probe.disk",
+        "probe.history",
+        "probe.launch",
+    ),
     *("probe.locate", "probe.replay", "probe.report"),
 )
 

@@ -132,7 +132,8 @@ class Finder:
                 return spec
         elif sys.modules.get(OURS) is not sys.modules.get(ALIAS):
             return None
-        return ModuleSpec(name, Same(ALIAS + name[len(OURS) :]), is_package=False)
+        same: Any = Same(ALIAS + name[len(OURS) :])
+        return ModuleSpec(name, same)
 
     def _elsewhere(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
         """What the other finders find."""
@@ -197,7 +198,7 @@ def _begin() -> None:
     if spec:
         package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
         finder = Finder(package, os.path.join(os.path.dirname(spec), SEEN))
-        sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, finder)
         finder.report("python")
 
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from probe.collect import Probe
     from probe.types import RunSpec
 
-_ONE_RECORDS = "more than one of its processes called modules without a rank (RANK and WORLD_SIZE, or torch.distributed)"
+_ONE_RECORDS = (
+    "more than one of its processes called modules without a rank (RANK and WORLD_SIZE, or torch.distributed)"
+)
 
 
 class Opening:
@@ -61,7 +63,9 @@ class Opening:
             show_stacks_on_signal()
         except (FirstdiffError, ImportError, OSError) as error:
             self.refused = True
-            self._host.problem(f"a process could not record: {error}; {_ONE_RECORDS}, or what the probe needs is lacking")
+            self._host.problem(
+                f"a process could not record: {error}; {_ONE_RECORDS}, or what the probe needs is lacking"
+            )
             return None
         self._process = os.getpid()
         self._host.report("recorded")

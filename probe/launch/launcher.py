@@ -158,7 +158,9 @@ class ScriptLauncher:
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """The command. See ``Launcher``."""
         del folder, spec
-        return Start(_command(self._trainer.command), Path(self._trainer.cwd), {**self._eager, **self._trainer.variables})
+        return Start(
+            _command(self._trainer.command), Path(self._trainer.cwd), {**self._eager, **self._trainer.variables}
+        )
 
     @property
     def _eager(self) -> dict[str, str]:

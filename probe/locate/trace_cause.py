@@ -10,6 +10,7 @@ from probe.compare.trace_found import EventDifference, RankTrace
 from probe.locate.cause import Cause
 from probe.locate.trace_batches import is_reordered, other_axis, portions_of
 from probe.locate.trace_context import Context, last_before, last_items
+from probe.locate.trace_outermost import kind_of_outermost
 from probe.locate.trace_saved import saved_later
 from probe.store.trace_events import ROWS_KEPT, Item, TraceEvent
 from probe.types import STAGE_OF_TAG
@@ -254,11 +255,9 @@ def _one_only(difference: EventDifference) -> str:
 
 def _data(difference: EventDifference, around: Context, sharing: Sequence[RankTrace]) -> Cause:
     event = difference.event
-    if event.label == "outputs" and event.stage is not None and not around.root_left:
-        why = "what it was given is the same, what it returned is not; its inside was not seen (torch.compile, torch.jit)"
-        return Cause("module_forward", event.stage.partition(".")[0], f"{why}{_form(difference)}")
-    kind, why = _kind_of_tag(event, around)
+    kind, why = kind_of_outermost(event, around) or _kind_of_tag(event, around)
     name = _parameter_of_tag(difference) if event.name == "weights" else event.label
+    name = event.stage.partition(".")[0] if kind == "module_forward" and event.stage else name
     why += _form(difference)
     permutation, swapped = is_permutation(difference), swapped_ranks(sharing)
     if permutation:
@@ -286,9 +285,6 @@ def _kind_of_tag(event: TraceEvent, around: Context) -> tuple[str, str]:
             return "rewards", "no model is involved: host code that scores the responses"
         case "advantages":
             return "advantages", "no model is involved: host code between the stages"
-        case "inputs" if event.stage is not None:
-            before = "the outputs of the model before it are" if around.root_left else "everything before it is"
-            return "data", f"{before} the same, what {event.stage} is given is not: data, its order, or code on the way"
         case "grad_norm":
             return "optimizer", "the gradients before it are the same: clipping, or a reduction over them"
         case "weights" if around.update_before:

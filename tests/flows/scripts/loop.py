@@ -107,8 +107,6 @@ def estimate_loss():
     return torch.stack(losses).mean()
 
 
-
-
 unseeded = None
 if options.fault == "data":
     unseeded = torch.Generator()

@@ -46,7 +46,12 @@ def test_a_loop_is_observed_by_its_own_names(observe):
     assert run.names("optimizer") == {"model:gradients", "model:grad_norm", "model:clipped", "model:state",
                                       "model:weights"}  # fmt: skip
     records = {(one.tag, one.step, one.micro_step, one.path) for one in run.dump.records[0] if one.tag != "weights"}
-    assert {("inputs", 1, 1, "args0"), ("inputs", 1, 1, "args1"), ("outputs", 1, 1, "out0"), ("loss", 1, 1, "")} < records
+    assert {
+        ("inputs", 1, 1, "args0"),
+        ("inputs", 1, 1, "args1"),
+        ("outputs", 1, 1, "out0"),
+        ("loss", 1, 1, ""),
+    } < records
     assert str(observe.folder) in run.log, "it ran in its own folder"
     left = sorted(path.name for path in run.folder.iterdir())
     assert left == ["finished.json", "msprobe_dump", "spec.json", "trainer.log"]
@@ -180,7 +185,9 @@ def test_an_update_that_a_scaler_skips_ends_no_step(observe):
     observe.copy("loop.py")
     run = observe("loop.py", "--steps", "3", "--scaler")
     assert run.error is None
-    updates = [event["step"] for event in run.events() if (event["kind"], event["name"]) == ("optimizer", "model:weights")]
+    updates = [
+        event["step"] for event in run.events() if (event["kind"], event["name"]) == ("optimizer", "model:weights")
+    ]
     skipped = 3 - len(updates)
     assert skipped > 0, "the first scale is too large"
     assert run.dump.steps_finished == len(updates) + 1
@@ -302,4 +309,10 @@ def test_a_python_without_torch_pays_little(observe, tmp_path: Path):
         subprocess.run([sys.executable, "-c", code], env=one, capture_output=True, text=True, check=True).stdout.split()
         for one in (env, {**env, "PYTHONPATH": ""})
     )
-    assert set(with_us) - set(without) <= {"importlib", "importlib.machinery", "sitecustomize", "warnings", "_warnings"}, with_us
+    assert set(with_us) - set(without) <= {
+        "importlib",
+        "importlib.machinery",
+        "sitecustomize",
+        "warnings",
+        "_warnings",
+    }, with_us
