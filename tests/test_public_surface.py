@@ -14,17 +14,8 @@ from typing import Any
 import pytest
 
 PACKAGES = (
-    *(
-        "probe",
-        "probe.adapters",
-        "probe.collect",
-        "probe.compare",
-        "probe.config",
-        "probe.disk",
-        "probe.history",
-        "probe.launch",
-    ),
-    *("probe.locate", "probe.replay", "probe.report"),
+    *("probe", "probe.adapters", "probe.collect", "probe.compare", "probe.config", "probe.disk", "probe.history"),
+    *("probe.launch", "probe.locate", "probe.replay", "probe.report"),
 )
 
 BELOW = {

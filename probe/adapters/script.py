@@ -91,7 +91,8 @@ class ScriptObserver:
                 return run(module, *args, **kwargs)
             depth.inside = True
             try:
-                observed = observer._safely(observer._enter, module, args, kwargs, sys._getframe(1))
+                caller = sys._getframe(1)  # noqa: SLF001  (the only way to see who calls)
+                observed = observer._safely(observer._enter, module, args, kwargs, caller)
                 result = run(module, *args, **kwargs)
                 if observed:
                     observer._safely(observer._leave, result)

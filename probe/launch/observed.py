@@ -78,8 +78,8 @@ def why_nothing(folder: Path) -> str:
         return "nothing was recorded before the script ended"
     if "torch" in seen:
         return (
-            "the script imported torch, and called no module (torch.nn.Module) that could be seen (trainer.compile=eager"
-            " shows those inside compiled functions): there is nothing to compare"
+            "the script imported torch, and called no module (torch.nn.Module) that could be seen: there is nothing to"
+            " compare; trainer.compile=eager shows those inside compiled functions"
         )
     if "python" in seen:
         return "no Python process of the command imported torch: there is nothing to compare"

@@ -159,7 +159,7 @@ class ExecutionTracer:
         self._recorder.add(rank, stage, micro_step, "data", tag, None, items, {"rows": rows})
 
     def step(self, following: int, last: bool = False) -> None:
-        """See ``Tracer``. With the last one, the random states that stayed as they were: nobody used them to the end."""
+        """See ``Tracer``. With the last one, the random states that are as they were: nobody used them."""
         if last:
             record_random_states(self._recorder, self._generators, self._random, only_unchanged=True)
         self._recorder.flush()
