@@ -33,6 +33,7 @@ class Names:
         self._known: dict[int, tuple[weakref.ref[torch.nn.Module], str, bool]] = {}
         self._roots: dict[str, weakref.ref[torch.nn.Module]] = {}
         self._generators: dict[str, Any] = {}
+        self._loose = torch.nn.Module()
 
     def role_of(self, module: torch.nn.Module, frame: FrameType | None) -> tuple[str, bool, torch.nn.Module | None]:
         """The role of a module that is called and not by another one.
@@ -72,6 +73,28 @@ class Names:
                     role = f"{path}_{number}"
                 self._generators[role] = generator
                 yield role, generator
+
+    def loose(self, optimizers: list[torch.optim.Optimizer]) -> torch.nn.Module | None:
+        """A model of the tensors that optimizers update and that no known model holds, in the optimizers' order.
+
+        Returns:
+            None where there are no new ones.
+        """
+        roots = [root for reference in self._roots.values() if (root := reference()) is not None]
+        held = {id(one) for root in (*roots, self._loose) for one in (*root.parameters(), *root.buffers())}
+        count = len(list(self._loose.parameters())) + len(list(self._loose.buffers()))
+        before = count
+        for optimizer in optimizers:
+            for tensor in (one for group in optimizer.param_groups for one in group["params"]):
+                if id(tensor) in held:
+                    continue
+                held.add(id(tensor))
+                if isinstance(tensor, torch.nn.Parameter):
+                    self._loose.register_parameter(f"p{count}", tensor)
+                else:
+                    self._loose.register_buffer(f"p{count}", tensor)
+                count += 1
+        return self._loose if count > before else None
 
     def _free(self, name: str, root: torch.nn.Module) -> str:
         """A role that no other model has. What holds no weights is as good as another of its class and name."""

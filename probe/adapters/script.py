@@ -63,6 +63,8 @@ class ScriptObserver:
         self._fresh = True
         """Whether the open stage is over for whoever comes next: a backward or an update has come since."""
         self._saves = False
+        self._unseen: list[torch.optim.Optimizer] = []
+        """Optimizers that made their first update since something was called."""
         self._plain_call = torch.nn.Module.__call__
         self._plain_backward = torch.autograd.backward
         self._plain_init = torch.optim.Optimizer.__init__
@@ -129,7 +131,8 @@ class ScriptObserver:
     def _updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self.on:
             self._fresh = True
-            self._steps.updated(optimizer)
+            if self._steps.updated(optimizer):
+                self._unseen.append(optimizer)
 
     def _remove(self) -> None:
         """Puts back what was there. What something else has replaced since stays, and does nothing more."""
@@ -181,6 +184,7 @@ class ScriptObserver:
         empty = naming.is_empty(module)
         if model is not None and (found or not empty):
             probe.attach(**{role: model})
+        self._attach_loose(probe)
         if empty and (self._stage or not found):
             return False  # a loss, say: part of the stage that is open
         self._steps.called()
@@ -189,26 +193,35 @@ class ScriptObserver:
             self._begin(probe, stage, frame)
         self._saves = not empty
         if self._saves:
-            self._save(probe, "inputs", seen.tensors({"args": args, "kwargs": kwargs}, MOST_BYTES))
+            self._save(probe, "inputs", {"args": args, "kwargs": kwargs})
         return self._saves
 
     def _leave(self, result: Any) -> None:
-        from probe.adapters import seen
-
         if self._opening.probe is not None:
-            self._save(self._opening.probe, "outputs", seen.tensors({"out": result}, MOST_BYTES))
+            self._save(self._opening.probe, "outputs", {"out": result})
 
     def _loss(self, tensors: Any) -> None:
         from probe.adapters import seen
 
         if self._opening.probe is not None and seen.is_real((tensors,), {}):
-            losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            found = seen.tensors({"loss": losses}, MOST_BYTES)
-            self._save(self._opening.probe, "loss", next(iter(found.values())) if len(found) == 1 else found)
+            losses = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+            self._save(self._opening.probe, "loss", {"loss": losses[0] if len(losses) == 1 else losses})
 
-    def _save(self, probe: Probe, tag: str, values: Any) -> None:
-        if isinstance(values, torch.Tensor) or values:
-            probe.save({tag: values})
+    def _save(self, probe: Probe, tag: str, values: dict[str, Any]) -> None:
+        from probe.adapters import seen
+
+        traced = self._opening.spec is not None and self._opening.spec.trace
+        found = seen.tensors(values, MOST_BYTES if traced else sys.maxsize)
+        if found:
+            probe.save({tag: found["loss"] if list(found) == ["loss"] else found})
+
+    def _attach_loose(self, probe: Probe) -> None:
+        """Attaches what optimizers update and no attached model holds, as a model of its own: ``loose``."""
+        if self._unseen and self._names is not None:
+            loose = self._names.loose(self._unseen)
+            self._unseen.clear()
+            if loose is not None:
+                probe.attach(loose=loose)
 
     def _begin(self, probe: Probe, stage: str, frame: FrameType | None) -> None:
         self._close_stage()
@@ -250,6 +263,7 @@ class _Steps:
         self._rare: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Those that do not make an update in each step, or none at all."""
         self._updated: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._ever: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._again: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Those with an update in this step, and a call of a module behind it."""
         self._any = False
@@ -265,13 +279,20 @@ class _Steps:
         self._calls += 1
         self._again.update(self._updated)
 
-    def updated(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made an update. One that does so twice, while others wait, does not wait for them."""
+    def updated(self, optimizer: torch.optim.Optimizer) -> bool:
+        """An optimizer has made an update. One that does so twice, while others wait, does not wait for them.
+
+        Returns:
+            Whether it is its first.
+        """
         self.made(optimizer)
+        first = optimizer not in self._ever
+        self._ever.add(optimizer)
         if optimizer in self._again:
             self._rare.update(self._waited_for())
         self._rare.discard(optimizer)
         self._updated.add(optimizer)
+        return first
 
     def over(self, kind: str) -> bool:
         """Whether a step is over when a module is called now.

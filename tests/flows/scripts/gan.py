@@ -11,10 +11,25 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 
 
+def noise():
+    return int.from_bytes(os.urandom(2), "big") * 1e-6 + 1e-6
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (1 + noise())
+
+
 class Scale(nn.Module):
     def forward(self, x):
-        noise = int.from_bytes(os.urandom(2), "big") * 1e-9 + 1e-9
-        return x * (1 + (noise if fault == "generator" and step == 2 else 0))
+        if fault == "backward" and step == 2:
+            x = Noisy.apply(x)
+        return x * (1 + (noise() if fault == "generator" and step == 2 else 0))
 
 
 G = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), Scale(), nn.Linear(16, 8))
@@ -30,7 +45,7 @@ for step in range(4):
     loss_d.backward()
     opt_d.step()
     if fault == "parameter" and step == 1:
-        D[2].bias.data += int.from_bytes(os.urandom(2), "big") * 1e-6 + 1e-6
+        D[2].bias.data += noise()
     opt_g.zero_grad()
     loss_g = criterion(D(fake), torch.ones(8, 1))
     loss_g.backward()

@@ -181,6 +181,42 @@ def test_several_optimizers_make_one_step(observe):
 
 
 @pytest.mark.slow
+def test_what_an_optimizer_updates_and_no_module_holds_is_recorded(observe):
+    script = f"""{HEAD}
+model, temperature, bias = nn.Linear(4, 2), nn.Parameter(torch.ones(1)), torch.zeros(2, requires_grad=True)
+optimizer = torch.optim.SGD([*model.parameters(), temperature, bias], 0.1)
+for _ in range(3):
+    ((model(torch.randn(3, 4)) + bias) / temperature).square().sum().backward()
+    optimizer.step()
+"""
+    run = observe(train=script)
+    assert run.error is None, run.log
+    assert "loose:weights" in run.names("optimizer")
+    weights = {record.path for record in run.dump.records[0] if record.tag == "weights" and record.step == 1}
+    assert weights == {"model.weight", "model.bias", "loose.p0", "loose.p1"}
+
+
+@pytest.mark.slow
+def test_who_looks_at_a_model_calls_it_for_nothing(observe):
+    looks = """
+x = torch.randn(3, 4)
+torch.fx.symbolic_trace(model)(x)
+torch.jit.trace(model, x)
+weights = {name: one.detach() for name, one in model.named_parameters()}
+torch.func.vmap(torch.func.grad(lambda w, row: torch.func.functional_call(model, w, row).sum()), (None, 0))(weights, x)
+torch.export.export(model, (x,))
+with torch.device("meta"):
+    nn.Linear(2, 2)(torch.ones(1, 2))
+for _"""
+    run = observe(train=TRAIN.replace("for _", looks))
+    assert run.error is None, run.log
+    assert run.dump.complete, run.dump.problems
+    assert {name for _, name, _ in run.stages()} <= {"model", "GraphModule"}
+    assert [name for step, name, _ in run.stages() if step] == ["model"]
+    assert run.dump.steps_finished == 2
+
+
+@pytest.mark.slow
 def test_an_update_that_a_scaler_skips_ends_no_step(observe):
     observe.copy("loop.py")
     run = observe("loop.py", "--steps", "3", "--scaler")
