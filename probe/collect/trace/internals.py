@@ -87,6 +87,11 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return compiled or not kinds.isdisjoint({"OptimizedModule", "ScriptModule"})
 
 
+def is_traced_by_jit() -> bool:
+    """Whether ``torch.jit.trace`` looks at what runs: shapes are tensors then, and nothing belongs to the training."""
+    return torch._C._get_tracing_state() is not None  # noqa: SLF001
+
+
 def run_as_it_is(function: Any) -> Any:
     """Has ``torch.compile`` leave a function of ours alone, where it is not in the middle of a graph. Returns it."""
     frames: Any = torch._C._dynamo.eval_frame  # noqa: SLF001
