@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from probe.collect.trace.internals import graph_task_running
+from probe.collect.trace.internals import graph_task_running, is_traced_by_jit
 from probe.collect.trace.items import Leaves
 from probe.errors import RecordError
 
@@ -17,8 +17,7 @@ def is_real(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     Not those that torch makes to look at a model (tracing, fake tensors, ``torch.func``), those of gradient
     checkpointing, which the trace sees, and those in the worker of a data loader.
     """
-    tracing: Any = torch.jit
-    if tracing.is_tracing() or graph_task_running() or torch.utils.data.get_worker_info() is not None:
+    if is_traced_by_jit() or graph_task_running() or torch.utils.data.get_worker_info() is not None:
         return False
     if torch._C._functorch.maybe_current_level() is not None:  # noqa: SLF001  (has no public name)
         return False
