@@ -192,7 +192,7 @@ class Capture:
             self.close()
 
     def _is_awaited(self, place: Place) -> bool:
-        """Whether a stage is the one whose gradients are captured: that of the call, unless it ran in an earlier one."""
+        """Whether a stage is the one whose gradients are captured: that of the call, unless the call was earlier."""
         if self._elsewhere:
             return (place.stage, place.micro_step) == (self._request.stage, self._request.micro_step)
         return place is self._place
