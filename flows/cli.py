@@ -75,7 +75,7 @@ def check(
 ) -> None:
     """Train twice, compare, and name the first difference and its cause."""
     command: list[str] | None = context.obj
-    if (command is None) == (profile is None):
+    if command == [] or (command is None) == (profile is None):
         what = "there is no command behind --" if command == [] else "give a PROFILE, or a command behind --"
         raise typer.BadParameter(f"{what}: firstdiff check -- python train.py", param_hint="PROFILE")
 
