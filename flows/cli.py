@@ -63,9 +63,10 @@ class Outcome:
     """Shows people what is more than lines of a log."""
 
 
-@app.command()
+@app.command(epilog="firstdiff check [OPTIONS] -- COMMAND checks any PyTorch script, as it is, without a profile.")
 def check(
-    profile: Annotated[str, typer.Argument(help="A file in profiles/ by name, or a path.")],
+    context: typer.Context,
+    profile: Annotated[str | None, typer.Argument(help="A file in profiles/ by name, or a path.")] = None,
     override: Override = None,
     out: Annotated[Path | None, typer.Option(help="The check's folder, new or empty.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Start though the disk has too little room.")] = False,
@@ -74,8 +75,20 @@ def check(
     quiet: Quiet = False,
 ) -> None:
     """Train twice, compare, and name the first difference and its cause."""
+    command: list[str] | None = context.obj
+    if command == [] or (command is None) == (profile is None):
+        what = "there is no command behind --" if command == [] else "give a PROFILE, or a command behind --"
+        raise typer.BadParameter(f"{what}: firstdiff check -- python train.py", param_hint="PROFILE")
 
     def work() -> Outcome:
+        if command is None:
+            return work_on(str(profile))
+        from flows.command import profile_of_command
+
+        with profile_of_command(command) as file:
+            return work_on(str(file))
+
+    def work_on(profile: str) -> Outcome:
         from probe.config import hand_on, load_profile
         from probe.disk import require_room
         from probe.launch import check_folder, follow
@@ -293,15 +306,24 @@ def _shared_folder(out: Path | None) -> Path:
 
 def main() -> None:
     """Runs the command line."""
-    as_json = "--json" in sys.argv[1:]
+    arguments, command = _before_the_command(sys.argv[1:])
+    as_json = "--json" in arguments
     try:
-        status = app(standalone_mode=False)
+        status = app(arguments, standalone_mode=False, obj=command)
     except typer.Abort:
         sys.exit(_fail("interrupted", 130, as_json, sys.stdout, sys.stderr))
     except USAGE_ERROR as error:
         said = getattr(error, "format_message", error.__str__)()  # with the option's name, where there is one
         sys.exit(_fail(f"{said}; firstdiff --help says what there is", 64, as_json, sys.stdout, sys.stderr))
     sys.exit(status or 0)
+
+
+def _before_the_command(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """The arguments that are ours, and the command behind ``--``; None where there is none."""
+    if arguments[:1] != ["check"] or "--" not in arguments:
+        return arguments, None
+    place = arguments.index("--")
+    return arguments[:place], arguments[place + 1 :]
 
 
 def _run(work: Callable[[], Outcome], as_json: bool, verbose: bool, quiet: bool) -> None:

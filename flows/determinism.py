@@ -311,7 +311,8 @@ def _second_pair(
     if reason is not None:
         result.notes.append(f"no layers were dumped: {reason}")
         result.tables.append(Tables(not_made=[f"layers: {reason}"]))
-        return None
+        if capture is None or profile.trainer.kind != "script":
+            return None
     try:
         for run in ("c", "d"):
             result.runs[run] = collect_layers(profile, folder, run, target, capture)
@@ -323,7 +324,8 @@ def _second_pair(
         return None
     result.layers = second.layers
     result.trainer_steps += _steps(second.c) + _steps(read_dump(result.runs["d"]))
-    result.tables.append(make_layer_tables(result.runs["c"], result.runs["d"], folder / "layers"))
+    if reason is None:
+        result.tables.append(make_layer_tables(result.runs["c"], result.runs["d"], folder / "layers"))
     return second
 
 

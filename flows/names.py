@@ -35,8 +35,8 @@ def check_name() -> str:
 
 
 def seed_of(profile: Profile) -> int | None:
-    """The seed of a profile's training; None where its trainer is a command, which has its own."""
-    return None if profile.trainer.kind == "command" else profile.trainer.config.megatron_training.seed
+    """The seed of a profile's training; None where its trainer is a program, which has its own."""
+    return None if profile.trainer.kind != "integrated" else profile.trainer.config.megatron_training.seed
 
 
 def profile_label(named: str) -> str:

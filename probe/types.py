@@ -74,10 +74,22 @@ ROLES_OF_STAGE: dict[str, tuple[str, ...]] = {
 }
 """The attached model that a stage runs: the first of these roles that is attached."""
 
+
+def roles_of_stage(stage: str) -> tuple[str, ...]:
+    """The models that a stage may run. A stage of a trainer's own has that of its model in front: ``ROLE.what``.
+
+    Example:
+        >>> roles_of_stage("critic_update"), roles_of_stage("generator.no_grad")
+        (('critic',), ('generator',))
+    """
+    return ROLES_OF_STAGE.get(stage) or (stage.partition(".")[0],)
+
+
 Verdict = Literal["identical", "equivalent", "divergent", "inconclusive"]
 KeyData = Literal["full", "digests", "off"]
 OnError = Literal["raise", "continue"]
 DigestPlace = Literal["auto", "host", "device"]
+StepKind = Literal["auto", "optimizer", "call"]
 RunName = Literal["a", "b", "c", "d"]
 
 STACK_SIGNAL = 39
@@ -148,6 +160,9 @@ class RunSpec:
     """A call of a module that is captured whole; with ``trace`` only."""
     last_step: int | None = None
     """Nothing after this step is needed; a trainer may stop there. None: every step is."""
+    step: StepKind = "auto"
+    """What a step is in a script that does not say so itself: an ``optimizer``'s update, an outermost ``call`` of a
+    model, or ``auto``: updates where there is an optimizer, else calls."""
     on_error: OnError = "raise"
     """What an error inside the probe does: end the trainer, or record no more and say so in the manifest."""
     determinism: dict[str, Any] = field(default_factory=dict)
@@ -238,5 +253,7 @@ class Target:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """All stages that the switch dumps."""
+        """All stages that the switch dumps; none for a stage that msprobe does not know."""
+        if self.stage not in SWITCH_OF_STAGE:
+            return ()
         return tuple(stage for stage, switch in SWITCH_OF_STAGE.items() if switch == self.switch)

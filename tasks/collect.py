@@ -46,7 +46,8 @@ def _collect(
         return dump
     begin_run(dump.parent)
     steps = training_steps(own, spec)
-    what = f"run {run}, training" + (f" and dumping the layers of step {target.step}" if target else "")
+    doing = "" if target is None else " and dumping the layers" if spec.dump_stages else " and capturing a module"
+    what = f"run {run}, training{doing}" + (f" of step {target.step}" if target else "")
     begin(Begun(4 if target else 1, what, dump, steps))
     with shown_progress(run, dump, steps):
         launcher_for(own).run(dump.parent, spec)

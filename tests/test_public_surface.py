@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 PACKAGES = (
-    *("probe", "probe.collect", "probe.compare", "probe.config", "probe.disk", "probe.history", "probe.launch"),
-    *("probe.locate", "probe.replay", "probe.report"),
+    *("probe", "probe.adapters", "probe.collect", "probe.compare", "probe.config", "probe.disk", "probe.history"),
+    *("probe.launch", "probe.locate", "probe.replay", "probe.report"),
 )
 
 BELOW = {
@@ -30,8 +30,9 @@ BELOW = {
     "locate": {"compare", "store", "types", "errors"},
     "report": {"locate", "compare", "store", "types", "errors"},
     "collect": {"store", "types", "errors"},
+    "adapters": {"collect", "types", "errors"},
     "replay": {"collect", "launch", "store", "types", "errors"},
-    "launch": {"masking", "config", "store", "types", "errors"},
+    "launch": {"adapters", "masking", "config", "store", "types", "errors"},
     "history": {"masking", "compare", "config", "store", "types", "errors", "keys"},
     "disk": {"history", "launch", "config", "store", "types", "errors", "keys"},
     "trainer": {"collect", "config", "types", "errors", "privacy"},
@@ -124,6 +125,9 @@ def test_command_line_says_what_is_wrong_before_prefect_starts() -> None:
         (["check", "demo", "--set", "trainer.config.msprobe_config.reference_dmp=true"], ["reference_dump"]),
         (["check", "demo", "--out", "/proc/nowhere"], ["/proc/nowhere"]),
         (["check", "demo", "--set", "check.keep=some"], ["demo.yaml", "check.keep", "all", "divergent: 30"]),
+        (["check", "demo", "--", "python", "train.py"], ["profile", "--"]),
+        (["check", "--"], ["no command behind --"]),
+        (["check", "--set", "trainer.step=stride", "--", "python", "train.py"], ["trainer.step", "optimizer"]),
         (["compare", "only-one"], ["dump_b"]),
         (["history"], ["checks", "--checks"]),
         (["history", "nope", "--checks", "."], ["nope", "none at all"]),
@@ -184,7 +188,7 @@ def test_every_command_of_the_readme_exists(firstdiff: Callable[..., Any], root:
             assert command[1] in targets, command
         elif command[0] == "firstdiff":
             assert firstdiff(command[1], "--help").status == 0, command
-            if command[1] == "check" and command[2] != "mine.yaml":
+            if command[1] == "check" and command[2] != "mine.yaml" and "--" not in command:
                 assert (root / "profiles" / f"{command[2]}.yaml").is_file(), command
         else:
             assert command[:3] == ["python", "-m", "probe.trainer"], command

@@ -47,6 +47,10 @@ class SingleSaveProbe(Probe):
         """
         self._saver.save(data)
 
-    def step(self) -> None:
-        """Ends a training step."""
+    def step(self, last: bool = False) -> None:
+        """Ends a training step.
+
+        Args:
+            last: Not used.
+        """
         self._saver.step()

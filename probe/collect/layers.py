@@ -26,7 +26,7 @@ import torch
 from probe.errors import DumpError, UsageError
 from probe.store import layout
 from probe.store.writer import write_json
-from probe.types import ROLES_OF_STAGE, RunSpec
+from probe.types import RunSpec, roles_of_stage
 
 _MSPROBE_TAKES = re.compile(r"[a-zA-Z0-9_.:/-]+")
 """Paths that msprobe writes to (its ``FileCheckConst.FILE_VALID_PATTERN``)."""
@@ -75,10 +75,10 @@ class LayerDumper:
         Raises:
             UsageError: No such model is attached.
         """
-        role = next((role for role in ROLES_OF_STAGE[stage] if role in models), None)
+        role = next((role for role in roles_of_stage(stage) if role in models), None)
         if role is None:
             raise UsageError(
-                f"stage {stage} is to be dumped, but no model is attached as {' or '.join(ROLES_OF_STAGE[stage])};"
+                f"stage {stage} is to be dumped, but no model is attached as {' or '.join(roles_of_stage(stage))};"
                 " call probe.attach first"
             )
         if self._window is not None:

@@ -17,7 +17,7 @@ import torch
 from probe.collect import environment
 from probe.collect.keydata import save
 from probe.collect.ranks import place_of_process, rank_now, unwrapped
-from probe.collect.spec import spec_from_env
+from probe.collect.spec import opened_for_the_script, spec_from_env
 from probe.collect.stacks import show_stacks_on_signal
 from probe.collect.trace import Capture, ExecutionTracer, Surviving, Tracer, Untraced
 from probe.collect.values import count, host_mask, named
@@ -26,7 +26,7 @@ from probe.errors import DumpError, RecordError
 from probe.store import layout
 from probe.store.background import Background
 from probe.store.writer import DumpWriter, Place, mark_incomplete
-from probe.types import STAGES, RunSpec
+from probe.types import STAGES, RunSpec, roles_of_stage
 
 if TYPE_CHECKING:
     from probe.collect.layers import LayerDumper
@@ -75,6 +75,9 @@ class Probe:
             UsageError: The spec cannot be read.
             DumpError: The dump folder is not empty or cannot be made.
         """
+        opened = opened_for_the_script()
+        if isinstance(opened, cls):
+            return opened
         spec = spec_from_env()
         if spec is not None:
             show_stacks_on_signal()
@@ -147,14 +150,14 @@ class Probe:
         """Marks a stage of the training step; may be entered many times in a step.
 
         Args:
-            name: One of ``probe.types.STAGES``.
+            name: One of ``probe.types.STAGES``; or the role of an attached model, alone or as ``ROLE.what``.
             micro_step: What records inside it belong to, from 0.
             rank: Rank, for trainers that simulate ranks in one process.
 
         Raises:
             ValueError: The stage is unknown.
         """
-        if name not in STAGES:
+        if name not in STAGES and not self._is_own_stage(name):
             raise ValueError(f"unknown stage {name!r}; the stages are {', '.join(STAGES)}")
         self._not_after_close()
         if self._idle:
@@ -222,10 +225,13 @@ class Probe:
                 layout.check_tag(tag)
                 save(self._spec, writer, background, self._tracer, (tag, *place), stage, value, kept)
 
-    def step(self) -> None:
+    def step(self, last: bool = False) -> None:
         """Ends a training step: records the attached models' weights and notes that the step is whole.
 
         Does not wait for the disk, unless more waits to be written than may be held.
+
+        Args:
+            last: Whether the training ends with it; a trace then shows which random states nothing drew from.
 
         Raises:
             DumpError: Writing failed since the last call.
@@ -237,7 +243,7 @@ class Probe:
         if not self._idle:
             with self._guard():
                 self._own_process()
-                self._tracer.step(self._step + 1)
+                self._tracer.step(self._step + 1, last or self._step == self._spec.last_step)
                 self._write_environment(self._spec)
                 if self._weights is not None:
                     self._weights.save(self._models, self._step, self._rank(None))
@@ -284,6 +290,10 @@ class Probe:
             self._open_stages.stack = []
         stack: list[tuple[str, int, int]] = self._open_stages.stack
         return stack
+
+    def _is_own_stage(self, name: str) -> bool:
+        """Whether a stage is called after an attached model, and its name can name a folder."""
+        return name.replace(".", "_").isidentifier() and roles_of_stage(name)[0] in self._models
 
     def _not_after_close(self) -> None:
         """What comes after the end is lost: the dump must not be taken for a whole one."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 from probe.errors import UsageError
 from probe.types import RunSpec
@@ -22,3 +24,15 @@ def spec_from_env() -> RunSpec | None:
         return RunSpec.from_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"FIRSTDIFF_SPEC={path}: not a readable spec ({error})") from error
+
+
+def opened_for_the_script() -> Any:
+    """The probe that observes this process on behalf of a script that did not ask for one, until now.
+
+    What opened it (``probe.adapters``) steps back. None where nothing observes this process, or nothing was recorded.
+    """
+    for finder in sys.meta_path:
+        take_over = getattr(finder, "taken_over", None)
+        if take_over is not None:
+            return take_over()
+    return None

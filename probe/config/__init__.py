@@ -28,6 +28,7 @@ from probe.config.profile import (
     Layers,
     Profile,
     Record,
+    ScriptTrainer,
     TrainerRunConfig,
 )
 from probe.config.request import Request, override_lines, parse_request, profile_names, resolve
@@ -55,6 +56,7 @@ __all__ = [
     "Record",
     "Request",
     "SamplingConfig",
+    "ScriptTrainer",
     "Source",
     "TrainerRunConfig",
     "TrainingConfig",

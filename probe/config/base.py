@@ -30,7 +30,7 @@ def first_problem(error: ValidationError, source: str, root: type[BaseModel], pr
     """
     finding = error.errors()[0]
     location = list(finding["loc"])
-    if location[:1] == ["trainer"] and location[1:2] in (["integrated"], ["command"]):
+    if location[:1] == ["trainer"] and location[1:2] in (["integrated"], ["command"], ["script"]):
         del location[1]  # it only says which kind of trainer was tried
     if location[:2] == ["trainer", "env"]:
         del location[3:4]  # it only says whether text or a source was given

@@ -135,7 +135,7 @@ def _resolved(raw: dict[str, Any], base: Path, source: str) -> Profile:
                 raise ConfigError(source, f"trainer.{key}", problem)
         if isinstance(trainer.get("local_dump"), str):
             trainer["local_dump"] = os.path.realpath(base / trainer["local_dump"])
-        if trainer.get("kind") == "command":
+        if trainer.get("kind") in ("command", "script"):
             trainer["cwd"] = os.path.realpath(base / str(trainer.get("cwd", ".")))
     profile = _follow_steps(_validate(Profile, raw, source))
     if profile.trainer.kind == "integrated":

@@ -12,7 +12,7 @@ from probe.config.training import NOT_INTEGRATED, TrainingConfig
 from probe.config.variables import Source, TextOrSource
 from probe.errors import ConfigError
 from probe.masking import is_masked
-from probe.types import ROLES_OF_STAGE, DigestPlace, Stage
+from probe.types import ROLES_OF_STAGE, DigestPlace, Stage, StepKind
 
 _WITH_GRADIENTS = (None, "actor_update", "critic_update")
 """Stages that have a backward pass; None is any."""
@@ -70,11 +70,9 @@ class IntegratedTrainer(Launch):
     """A MindSpeed-RL style configuration, here or as the path of a file relative to the profile."""
 
 
-class CommandTrainer(Launch):
-    """Any script that uses ``probe.Probe``."""
+class Program(Launch):
+    """A program that trains."""
 
-    kind: Literal["command"]
-    """Which trainer."""
     command: list[str] = Field(min_length=1)
     """Program and arguments, never a shell string; a first element ``python`` is the interpreter that runs
     Firstdiff."""
@@ -101,7 +99,7 @@ class CommandTrainer(Launch):
         return {name: value for name, value in self.env.items() if isinstance(value, str)}
 
     @model_validator(mode="after")
-    def _a_process_can_be_given_it(self) -> CommandTrainer:
+    def _a_process_can_be_given_it(self) -> Program:
         if not self.command[0]:
             raise ValueError("command.0: the program has no name")
         for index, element in enumerate(self.command):
@@ -119,14 +117,14 @@ class CommandTrainer(Launch):
         return self
 
     @model_validator(mode="after")
-    def _no_variable_is_masked(self) -> CommandTrainer:
+    def _no_variable_is_masked(self) -> Program:
         for name, value in self.env.items():
             if is_masked(value):
                 raise ValueError(f"env.{name}: is masked in this file; give its value: --set trainer.env.{name}=VALUE")
         return self
 
     @model_validator(mode="after")
-    def _only_one_starts_ranks(self) -> CommandTrainer:
+    def _only_one_starts_ranks(self) -> Program:
         program, *rest = self.command
         started = rest[1] if rest[:1] == ["-m"] and len(rest) > 1 else PurePath(program).name
         if self.nproc_per_node is not None and started in _STARTS_RANKS:
@@ -135,6 +133,26 @@ class CommandTrainer(Launch):
                 " nproc_per_node"
             )
         return self
+
+
+class CommandTrainer(Program):
+    """Any script that uses ``probe.Probe``."""
+
+    kind: Literal["command"]
+    """Which trainer."""
+
+
+class ScriptTrainer(Program):
+    """Any PyTorch script, as it is: ``firstdiff check -- COMMAND`` makes one of a command."""
+
+    kind: Literal["script"]
+    """Which trainer."""
+    step: StepKind = "auto"
+    """What a training step is: ``optimizer``, an update by each optimizer; ``call``, each call of a model that no other
+    module calls; ``auto`` is ``optimizer`` as soon as there is one, else ``call``."""
+    compile: Literal["as_is", "eager"] = "as_is"
+    """What becomes of ``torch.compile``: ``as_is`` leaves it, and sees compiled modules from outside only; ``eager``
+    turns it off (``TORCH_COMPILE_DISABLE``, ``TORCHDYNAMO_DISABLE``), which is another training."""
 
 
 class Keep(StrictModel):
@@ -318,7 +336,7 @@ class TrainerRunConfig(TrainingConfig):
 class Profile(StrictModel):
     """One experiment."""
 
-    trainer: Annotated[IntegratedTrainer | CommandTrainer, Field(discriminator="kind")]
+    trainer: Annotated[IntegratedTrainer | CommandTrainer | ScriptTrainer, Field(discriminator="kind")]
     """What is run."""
     check: Check = Field(default_factory=Check)
     """What is compared."""
@@ -345,7 +363,7 @@ class Profile(StrictModel):
 
     @model_validator(mode="after")
     def _a_check_sets_what_it_records(self) -> Profile:
-        if isinstance(self.trainer, CommandTrainer):
+        if not isinstance(self.trainer, IntegratedTrainer):
             if self.faults:
                 raise ValueError("faults: only the integrated trainer can plant them; remove this section")
             return self
@@ -367,7 +385,7 @@ class Profile(StrictModel):
 
     @model_validator(mode="after")
     def _every_fault_can_act(self) -> Profile:
-        if isinstance(self.trainer, CommandTrainer):
+        if not isinstance(self.trainer, IntegratedTrainer):
             return self
         training = self.trainer.config.megatron_training
         ranks = (self.trainer.nproc_per_node or 1) * self.trainer.nnodes

@@ -204,8 +204,8 @@ def resolve(request: Request) -> Profile:
         raise ConfigError(SOURCE, "profile", str(error)) from error
     changes = request.changes()
     for key, (field, _) in changes.items():
-        if kind == "command" and key.startswith(_TRAINING):
-            problem = "the profile's trainer is a command, which has its own settings; leave this field as it is"
+        if kind in ("command", "script") and key.startswith(_TRAINING):
+            problem = f"the profile's trainer is a {kind}, which has its own settings; leave this field as it is"
             raise ConfigError(SOURCE, field, problem)
     try:
         return load_profile(request.profile, request.entries())

@@ -50,7 +50,7 @@ def begin(
     if (folder / FILE).exists():
         return
     file = find_profile(name)
-    places = [Path(profile.trainer.cwd)] if profile.trainer.kind == "command" else []
+    places = [Path(profile.trainer.cwd)] if profile.trainer.kind != "integrated" else []
     write_json(
         folder / FILE,
         {

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from probe.config import CommandTrainer, IntegratedTrainer, Profile, TrainerRunConfig, to_yaml
+from probe.config import CommandTrainer, IntegratedTrainer, Profile, ScriptTrainer, TrainerRunConfig, to_yaml
 from probe.errors import HangError, TrainerError
 from probe.launch.failures import first_failure
 from probe.launch.finished import note_finished
 from probe.launch.hosts import run_on_all
+from probe.launch.observed import forget, problems, why_nothing
 from probe.launch.running import Start, run_here
 from probe.store import layout
 from probe.store.layers import msprobe_missing
 from probe.store.writer import mark_incomplete
 from probe.types import SWITCH_OF_STAGE, RunSpec
+
+_NO_COMPILE = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 
 
 class Launcher(Protocol):
@@ -123,9 +127,45 @@ class CommandLauncher:
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """The command, with ``probe`` importable and the spec in its environment. See ``Launcher``."""
         del folder, spec  # both are in the environment
-        program, *arguments = self._trainer.command
-        command = [sys.executable if program == "python" else program, *arguments]
-        return Start(command, Path(self._trainer.cwd), self._trainer.variables)
+        return Start(_command(self._trainer.command), Path(self._trainer.cwd), self._trainer.variables)
+
+
+class ScriptLauncher:
+    """Starts any PyTorch script, which knows nothing of ``probe``.
+
+    Args:
+        profile: The experiment; its trainer is a script.
+        trainer: That trainer's section.
+    """
+
+    def __init__(self, profile: Profile, trainer: ScriptTrainer) -> None:
+        self._profile = profile
+        self._trainer = trainer
+
+    def cannot_dump_layers(self) -> str | None:
+        """Msprobe knows the six stages of a PPO-like step; a script's are others. See ``Launcher``."""
+        return "msprobe dumps the stages of a PPO-like step, and a script has others; its traces have every module"
+
+    def run(self, folder: Path, spec: RunSpec) -> None:
+        """Runs the command to its end. See ``Launcher``."""
+        try:
+            _run(self._profile, self.start, folder, spec, partial(why_nothing, folder))
+        finally:
+            if told := problems(folder):
+                mark_incomplete(Path(spec.dump_path), "; ".join(told))
+            forget(folder)
+
+    def start(self, folder: Path, spec: RunSpec) -> Start:
+        """The command. See ``Launcher``."""
+        del folder, spec
+        return Start(
+            _command(self._trainer.command), Path(self._trainer.cwd), {**self._eager, **self._trainer.variables}
+        )
+
+    @property
+    def _eager(self) -> dict[str, str]:
+        """Variables that turn ``torch.compile`` off."""
+        return dict.fromkeys(_NO_COMPILE, "1") if self._trainer.compile == "eager" else {}
 
 
 def launcher_for(profile: Profile) -> Launcher:
@@ -133,10 +173,33 @@ def launcher_for(profile: Profile) -> Launcher:
     trainer = profile.trainer
     if isinstance(trainer, IntegratedTrainer):
         return IntegratedLauncher(profile, trainer)
+    if isinstance(trainer, ScriptTrainer):
+        return ScriptLauncher(profile, trainer)
     return CommandLauncher(profile, trainer)
 
 
-def _run(profile: Profile, start: Callable[[Path, RunSpec], Start], folder: Path, spec: RunSpec) -> None:
+def _command(command: list[str]) -> list[str]:
+    """A command with its program in place: beside our own interpreter where no search path has it."""
+    program, *arguments = command
+    beside = Path(sys.executable).with_name(program)
+    if program == "python":
+        program = sys.executable
+    elif Path(program).name == program and shutil.which(program) is None and beside.is_file():
+        program = str(beside)
+    return [program, *arguments]
+
+
+def _no_probe() -> str:
+    return "the trainer ended well but recorded nothing; does it call probe.Probe.from_env()?"
+
+
+def _run(
+    profile: Profile,
+    start: Callable[[Path, RunSpec], Start],
+    folder: Path,
+    spec: RunSpec,
+    why_nothing: Callable[[], str] = _no_probe,
+) -> None:
     here = partial(run_here, profile, start)
     if profile.trainer.nnodes > 1:
         ended = run_on_all(profile.trainer, folder, spec, here)
@@ -152,9 +215,7 @@ def _run(profile: Profile, start: Callable[[Path, RunSpec], Start], folder: Path
         raise kind(f"run {spec.run}: {reason}", ended.status if failed is None else failed.status, ended.log_tail)
     found = layout.manifests(dump) if dump.is_dir() else {}
     if not found:
-        raise TrainerError(
-            f"run {spec.run}: the trainer ended well but recorded nothing; does it call probe.Probe.from_env()?"
-        )
+        raise TrainerError(f"run {spec.run}: {why_nothing()}")
     started = (profile.trainer.nproc_per_node or 1) * profile.trainer.nnodes
     if started > 1 and len(found) != started:
         mark_incomplete(dump, f"{started} processes were started, {len(found)} recorded; each opens a Probe")

@@ -63,6 +63,7 @@ def run_spec(
         level=profile.record.layers.level,
         capture=capture if profile.record.trace else None,
         last_step=last_step,
+        step=profile.trainer.step if profile.trainer.kind == "script" else "auto",
         on_error=profile.record.on_error,
         determinism={**profile.determinism.model_dump(), **seeds},
         configuration=masked_profile(profile.model_dump(mode="json")),

@@ -6,8 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from probe.errors import DumpError, HangError, TrainerError
 from probe.launch.devices import devices_in_use
 from probe.launch.failures import Failure, read_failures
 from probe.launch.gather import gather
+from probe.launch.observed import await_word, offered
 from probe.launch.process import run_process
 from probe.launch.torchrun import PREFIX, torchrun_command
 from probe.masking import Masker, secret_values
@@ -114,7 +114,9 @@ def _run(
 ) -> Ended:
     spec_file = folder / "spec.json"
     spec_file.write_text(spec.to_json(), encoding="utf-8")
-    command, told = start.command, False
+    command, told, script = start.command, False, profile.trainer.kind == "script"
+    if script:
+        await_word(folder)
 
     def asked() -> str | None:
         nonlocal told
@@ -124,12 +126,12 @@ def _run(
 
     with (
         devices_in_use(profile) as locks,
-        _folder_with_only_probe() as path,
+        offered(script) as path,
         tempfile.TemporaryDirectory(prefix="firstdiff-") as scratch,
     ):
         failures = Path(scratch, "failures.json")
         if profile.trainer.nproc_per_node is not None:
-            command = torchrun_command(profile.trainer, command, Path(scratch, "logs"), failures, launch)
+            command = torchrun_command(profile.trainer, command, Path(scratch, "logs"), failures, launch, script)
         python_path = os.pathsep.join(filter(None, [path, start.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
         env = {
             **{name: value for name, value in os.environ.items() if name not in _PLACE_OF_A_PROCESS},
@@ -196,15 +198,3 @@ def _last_step(dump: Path) -> str:
         return "it had recorded nothing"
     done = manifest.steps_finished
     return f"the last step that it finished is {done - 1}" if done else "it had finished no step"
-
-
-@contextmanager
-def _folder_with_only_probe() -> Iterator[str]:
-    """A folder for ``PYTHONPATH`` that makes ``probe`` importable and nothing else."""
-    package = Path(__file__).resolve().parent.parent
-    folder = tempfile.mkdtemp(prefix="firstdiff-")
-    try:
-        Path(folder, package.name).symlink_to(package, target_is_directory=True)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

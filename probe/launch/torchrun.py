@@ -5,8 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from probe.adapters.bootstrap import ALIAS
 from probe.config import Launch
 
+_AGENT = f"""
+import pathlib, sys
+from {ALIAS}.launch import agent
+sys.exit(agent.main(pathlib.Path(sys.argv[1]), sys.argv[2:]))
+"""
 PREFIX = "[rank${rank}] "
 """What torchrun puts before each line of a rank's output."""
 
@@ -16,7 +22,9 @@ def hosts_are_one_machine(trainer: Launch) -> bool:
     return trainer.nnodes > 1 and str(trainer.rdzv_endpoint).startswith(("127.", "localhost:"))
 
 
-def torchrun_command(trainer: Launch, command: list[str], logs: Path, failures: Path, name: str) -> list[str]:
+def torchrun_command(
+    trainer: Launch, command: list[str], logs: Path, failures: Path, name: str, script: bool = False
+) -> list[str]:
     """The command that runs another once a rank.
 
     The hosts find each other by torchrun's static rendezvous: it alone gives host ``node_rank`` the same ranks in
@@ -28,6 +36,7 @@ def torchrun_command(trainer: Launch, command: list[str], logs: Path, failures: 
         logs: Receives each rank's output; removed by the caller.
         failures: Receives the ranks that failed.
         name: What no other launch at the same endpoint is called.
+        script: Whether ``probe`` is importable under its other name only (``probe.adapters.bootstrap``).
     """
     if trainer.nnodes == 1:
         hosts = ["--standalone", "--local-addr", "127.0.0.1"]
@@ -36,6 +45,7 @@ def torchrun_command(trainer: Launch, command: list[str], logs: Path, failures: 
         hosts = ["--nnodes", str(trainer.nnodes), "--node-rank", str(trainer.node_rank)]
         hosts += ["--rdzv-backend", "static", "--rdzv-endpoint", endpoint, "--rdzv-id", name]
         hosts += ["--local-addr", "127.0.0.1"] if hosts_are_one_machine(trainer) else []
-    agent = [sys.executable, "-m", "probe.launch.agent", str(failures), *hosts]
+    run = ["-c", _AGENT] if script else ["-m", "probe.launch.agent"]
+    agent = [sys.executable, *run, str(failures), *hosts]
     agent += ["--nproc-per-node", str(trainer.nproc_per_node), "--max-restarts", "0"]
     return [*agent, "--tee", "3", "--log-dir", str(logs), "--no-python", *command]

@@ -10,7 +10,7 @@ from probe.compare import Entry, KeyDataComparison
 from probe.compare.values import bits_differ
 from probe.errors import DumpError
 from probe.store.reader import Dump, read_values
-from probe.types import ROLES_OF_STAGE, STAGE_OF_TAG, Target
+from probe.types import ROLES_OF_STAGE, STAGE_OF_TAG, STAGES, Target
 
 ALL_TOKENS = 1_000_000
 """A token beyond the last of any response."""
@@ -39,7 +39,7 @@ class FirstKeyData:
             return None  # wherever it was saved
         if record.tag != "weights":
             known = STAGE_OF_TAG.get(record.tag)
-            if known is None or record.stage is None:
+            if known is None or record.stage is None or record.stage not in STAGES:
                 return record.stage or known
             updates = {record.stage, known} == {"actor_update", "critic_update"}  # both have losses and gradients
             same_role = ROLES_OF_STAGE[record.stage][-1] == ROLES_OF_STAGE[known][-1]

@@ -10,6 +10,7 @@ from probe.compare.trace_found import EventDifference, RankTrace
 from probe.locate.cause import Cause
 from probe.locate.trace_batches import is_reordered, other_axis, portions_of
 from probe.locate.trace_context import Context, last_before, last_items
+from probe.locate.trace_outermost import kind_of_outermost
 from probe.locate.trace_saved import saved_later
 from probe.store.trace_events import ROWS_KEPT, Item, TraceEvent
 from probe.types import STAGE_OF_TAG
@@ -254,8 +255,9 @@ def _one_only(difference: EventDifference) -> str:
 
 def _data(difference: EventDifference, around: Context, sharing: Sequence[RankTrace]) -> Cause:
     event = difference.event
-    kind, why = _kind_of_tag(event, around)
+    kind, why = kind_of_outermost(event, around) or _kind_of_tag(event, around)
     name = _parameter_of_tag(difference) if event.name == "weights" else event.label
+    name = event.stage.partition(".")[0] if kind == "module_forward" and event.stage else name
     why += _form(difference)
     permutation, swapped = is_permutation(difference), swapped_ranks(sharing)
     if permutation:

@@ -27,7 +27,7 @@ from probe.errors import RecordError
 from probe.store import capture as store
 from probe.store import layout
 from probe.store.writer import write_atomic, write_json
-from probe.types import CaptureRequest
+from probe.types import CaptureRequest, roles_of_stage
 
 MOST_BYTES = 4 << 30
 """Bytes of tensors that are captured at most."""
@@ -50,6 +50,8 @@ class Capture:
         self._folder = folder / layout.CAPTURE
         self._request = request
         self._place: Place | None = None
+        self._elsewhere = False
+        """Whether the call runs in another stage than the one whose gradients are captured."""
         self._note: str | None = "the call never came"
         self._info: dict[str, Any] = {}
         self._pickles: dict[str, bytes] = {}
@@ -81,11 +83,14 @@ class Capture:
             given: Its arguments.
         """
         asked = self._request
-        here = (name, call, step, place.stage, place.rank, place.micro_step)
         if not self._open or self._place is not None:
             return False
-        if here != (asked.name, asked.call, asked.step, asked.stage, asked.rank, asked.micro_step):
+        if (name, call, step, place.rank) != (asked.name, asked.call, asked.step, asked.rank):
             return False
+        if (place.stage, place.micro_step) != (asked.stage, asked.micro_step):
+            if not (asked.backward and name.partition(".")[0] not in roles_of_stage(asked.stage)):
+                return False
+            self._elsewhere = True  # another model's backward leads through it, in that one's stage
         self._place, self._note = place, None
         grad = torch.is_grad_enabled()  # which is another thing below
         try:
@@ -162,7 +167,7 @@ class Capture:
 
     def gradient(self, place: Place, kind: str, name: str, call: int | None, leaves: list[Leaf]) -> None:
         """Gradients arrived, were passed on, or collected by a parameter."""
-        if not self._open or self._note is not None or place is not self._place:
+        if not self._open or self._note is not None or not self._is_awaited(place):
             return
         module = self._request.name
         path = name.removeprefix(f"{module}.")
@@ -183,8 +188,14 @@ class Capture:
 
     def stage_end(self, place: Any) -> None:
         """A stage has ended: what was captured in it is written."""
-        if self._open and place is not None and place is self._place:
+        if self._open and place is not None and self._is_awaited(place):
             self.close()
+
+    def _is_awaited(self, place: Place) -> bool:
+        """Whether a stage is the one whose gradients are captured: that of the call, unless the call was earlier."""
+        if self._elsewhere:
+            return (place.stage, place.micro_step) == (self._request.stage, self._request.micro_step)
+        return place is self._place
 
     def close(self) -> None:
         """Writes what there is."""

@@ -87,6 +87,22 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return compiled or not kinds.isdisjoint({"OptimizedModule", "ScriptModule"})
 
 
+def is_traced_by_jit() -> bool:
+    """Whether ``torch.jit.trace`` looks at what runs: shapes are tensors then, and nothing belongs to the training."""
+    return torch._C._get_tracing_state() is not None  # noqa: SLF001
+
+
+def run_as_it_is(function: Any) -> Any:
+    """Has ``torch.compile`` leave a function of ours alone, where it is not in the middle of a graph. Returns it."""
+    frames: Any = torch._C._dynamo.eval_frame  # noqa: SLF001
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip, usual = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT  # noqa: SLF001
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, usual))  # noqa: SLF001
+    elif hasattr(frames, "skip_code"):  # up to torch 2.7
+        frames.skip_code(function.__code__)
+    return function
+
+
 def is_sharded(module: torch.nn.Module) -> bool:
     """Whether FSDP2 shards a module: it sees whole weights only while it runs."""
     return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)

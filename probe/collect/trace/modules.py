@@ -18,7 +18,13 @@ import torch
 from probe.collect.trace.capture import Capture
 from probe.collect.trace.events import Place, Recorder
 from probe.collect.trace.gradients import Edges, Gradients
-from probe.collect.trace.internals import graph_task_running, is_compiled, own_parameters, version
+from probe.collect.trace.internals import (
+    graph_task_running,
+    is_compiled,
+    is_traced_by_jit,
+    own_parameters,
+    version,
+)
 from probe.collect.trace.items import Leaves
 from probe.collect.trace.registry import NamedModule, Registry, gathered_parameters
 from probe.collect.trace.watched import Watched
@@ -137,7 +143,7 @@ class Modules:
             if torch.compiler.is_compiling() or not watching.on or type(module) is not kind:
                 return run(module, *args, **kwargs)  # of a subclass, its own forward is watched
             named = registry.module(module)
-            if named is None:
+            if named is None or is_traced_by_jit():
                 return run(module, *args, **kwargs)
             frame = watching.enter(named, args, kwargs)
             if frame is None:

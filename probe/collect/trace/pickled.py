@@ -19,7 +19,7 @@ import torch
 from probe.collect.trace.internals import plain_class
 from probe.collect.trace.watched import Watched
 
-_TOOLS = ("msprobe", "probe.collect", "torch.distributed")
+_TOOLS = ("msprobe", __name__.rpartition(".trace.")[0], "torch.distributed")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_HOOKS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 _OF_STATES = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from probe.collect.trace.internals import is_sharded
-from probe.types import ROLES_OF_STAGE
+from probe.types import roles_of_stage
 
 
 @dataclass
@@ -53,7 +53,7 @@ class NamedParameter:
 def chosen(names: dict[str, str], stage: str | None) -> tuple[str, str]:
     """Role and name by which something goes in a stage."""
     if stage is not None and len(names) > 1:
-        for role in ROLES_OF_STAGE[stage]:
+        for role in roles_of_stage(stage):
             if role in names:
                 return role, names[role]
     return next(iter(names.items()))

@@ -39,15 +39,22 @@ def _items(recorder: Recorder, role: str, named: Any) -> list[Item]:
     return made
 
 
-def record_random_states(recorder: Recorder, generators: dict[str, Any]) -> None:
+def record_random_states(
+    recorder: Recorder, generators: dict[str, Any], before: dict[str, list[Item]], only_unchanged: bool = False
+) -> None:
     """Records the global random states, each device's, and those of the trainer's own generators.
 
     Args:
         recorder: Takes the events, one for each.
         generators: Name to generator, as ``Probe.attach_rng`` got them.
+        before: What was recorded of each last; is kept up to date.
+        only_unchanged: Whether those are left out that are not as they were: what drew from them is no part of a stage.
     """
     for name, parts in (*_global_states(), *((name, state_of(one)) for name, one in generators.items())):
-        recorder.emit("rng", name, None, recorder.items(name, parts))
+        items = recorder.items(name, parts)
+        if not only_unchanged or before.get(name) == items:
+            recorder.emit("rng", name, None, items)
+        before[name] = items
 
 
 def _global_states() -> Iterator[tuple[str, list[Leaf]]]:

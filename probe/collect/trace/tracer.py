@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from probe.collect.trace.capture import Capture
+from probe.collect.trace.digests import Item
 from probe.collect.trace.events import Place, Recorder
 from probe.collect.trace.gradients import Gradients
 from probe.collect.trace.internals import version
@@ -20,7 +21,7 @@ from probe.collect.trace.saved import Saved
 from probe.collect.trace.state import record_random_states, record_weights, state_of
 from probe.store.background import Background
 from probe.store.writer import DumpWriter
-from probe.types import ROLES_OF_STAGE
+from probe.types import roles_of_stage
 
 
 class Tracer(Protocol):
@@ -46,8 +47,8 @@ class Tracer(Protocol):
         """The trainer saved these values under a tag."""
         ...
 
-    def step(self, following: int) -> None:
-        """A training step has ended; what comes now belongs to the following one."""
+    def step(self, following: int, last: bool = False) -> None:
+        """A training step has ended, the last that is needed perhaps; what comes now belongs to the following one."""
         ...
 
     def abandon(self) -> None:
@@ -77,7 +78,7 @@ class Untraced:
     def data(self, tag: str, rank: int, micro_step: int, stage: str | None, saved: list[tuple[str, Saved]]) -> None:
         """See ``Tracer``."""
 
-    def step(self, following: int) -> None:
+    def step(self, following: int, last: bool = False) -> None:
         """See ``Tracer``."""
 
     def abandon(self) -> None:
@@ -114,6 +115,7 @@ class ExecutionTracer:
         self._optimizers = Optimizers(self._recorder, self._registry, self._gradients.reductions.roles, stop)
         self._models: Mapping[str, torch.nn.Module] = {}
         self._generators: dict[str, Any] = {}
+        self._random: dict[str, list[Item]] = {}
         self._closed = False
         abandon = weakref.WeakMethod(self.abandon)
         os.register_at_fork(after_in_child=lambda: _call(abandon))
@@ -136,10 +138,10 @@ class ExecutionTracer:
         self._renew()
         place = self._recorder.open(name, micro_step, rank)
         self._recorder.emit("stage_start", name, None, [])
-        role = next((role for role in ROLES_OF_STAGE[name] if role in self._models), None)
+        role = next((role for role in roles_of_stage(name) if role in self._models), None)
         if role is not None:
             self._first_use(role)
-        record_random_states(self._recorder, self._generators)
+        record_random_states(self._recorder, self._generators, self._random)
         return place
 
     def stage_end(self, token: Any) -> None:
@@ -156,8 +158,10 @@ class ExecutionTracer:
         rows = lambda: {path: one.rows for path, one in saved if one.rows is not None}  # noqa: E731
         self._recorder.add(rank, stage, micro_step, "data", tag, None, items, {"rows": rows})
 
-    def step(self, following: int) -> None:
-        """See ``Tracer``."""
+    def step(self, following: int, last: bool = False) -> None:
+        """See ``Tracer``. With the last one, the random states that are as they were: nobody used them."""
+        if last:
+            record_random_states(self._recorder, self._generators, self._random, only_unchanged=True)
         self._recorder.flush()
         self._recorder.next_step(following)
 
@@ -232,9 +236,9 @@ class Surviving:
         """See ``Tracer``."""
         self._do(lambda tracer: tracer.data(tag, rank, micro_step, stage, saved))
 
-    def step(self, following: int) -> None:
+    def step(self, following: int, last: bool = False) -> None:
         """See ``Tracer``."""
-        self._do(lambda tracer: tracer.step(following))
+        self._do(lambda tracer: tracer.step(following, last))
 
     def abandon(self) -> None:
         """See ``Tracer``."""

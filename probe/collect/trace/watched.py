@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from probe.collect.trace.internals import run_as_it_is
+
 
 class Watched:
     """Instances get the function that watches, who asks the class gets the one that was there.
@@ -27,6 +29,7 @@ class Watched:
         self.own = own
         self._watching = watching
 
+    @run_as_it_is
     def __get__(self, instance: object | None, owner: type | None = None) -> Any:
         """The method of an instance, the function of the class."""
         watching: Any = self._watching

@@ -1,0 +1,314 @@
+"""Any script, with no edit: its outermost module calls, its losses and its optimizers tell what a ``Probe`` is told.
+
+A stage begins with a module that no other module calls, is called after the model that it belongs to (and
+``.no_grad`` where gradients are off), and lasts until another model is called, or a backward or an update lies between.
+A training step ends when each optimizer has made its update and something is called again. A script without an
+optimizer has a step for each such call.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from probe.adapters import Host
+from probe.adapters.opening import Opening
+from probe.errors import FirstdiffError
+
+if TYPE_CHECKING:
+    from probe.adapters.naming import Names
+    from probe.collect import Probe
+
+NO_GRAD = ".no_grad"
+MOST_BYTES = 16 << 20
+"""Bytes of a call's inputs, or outputs, that are saved as key data at most: of more, the trace has the digests."""
+
+
+def install(host: Host) -> None:
+    """Begins to observe this process: torch has just been imported."""
+    host.observer = ScriptObserver(host)
+
+
+class _Depth(threading.local):
+    inside = False
+
+
+class ScriptObserver:
+    """Observes a script. Opens a ``Probe`` when a module is called for the first time.
+
+    Args:
+        host: Where it is at home.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.on = True
+        self._host = host
+        self._opening = Opening(host, self._end)
+        self._depth = _Depth()
+        self._names: Names | None = None
+        self._stage = ""
+        self._open_stage = ExitStack()
+        self._entered: Counter[str] = Counter()
+        self._steps = _Steps()
+        self._fresh = True
+        """Whether the open stage is over for whoever comes next: a backward or an update has come since."""
+        self._saves = False
+        self._unseen: list[torch.optim.Optimizer] = []
+        """Optimizers that made their first update since something was called."""
+        self._plain_call = torch.nn.Module.__call__
+        self._plain_backward = torch.autograd.backward
+        self._plain_init = torch.optim.Optimizer.__init__
+        self._call = self._observed_call(self._plain_call)
+        self._backward = self._observed_backward(self._plain_backward)
+        self._init = self._observed_init(self._plain_init)
+        torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
+        torch.autograd.backward = self._backward
+        torch.optim.Optimizer.__init__ = self._init  # type: ignore[method-assign]
+        self._hook = register_optimizer_step_post_hook(self._updated)
+
+    def step_back(self) -> Probe | None:
+        """See ``Adapter``."""
+        self._remove()
+        self._close_stage()
+        return self._opening.hand_over()
+
+    # ---- what stands in torch's place ----
+
+    def _observed_call(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        observer, depth = self, self._depth
+
+        @functools.wraps(run)
+        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or depth.inside or not observer.on:
+                return run(module, *args, **kwargs)
+            depth.inside = True
+            try:
+                caller = sys._getframe(1)  # noqa: SLF001  (the only way to see who calls)
+                observed = observer._safely(observer._enter, module, args, kwargs, caller)
+                result = run(module, *args, **kwargs)
+                if observed:
+                    observer._safely(observer._leave, result)
+                return result
+            finally:
+                depth.inside = False
+
+        return __call__
+
+    def _observed_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        observer = self
+
+        @functools.wraps(run)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and observer.on:
+                observer._safely(observer._loss, tensors)
+            try:
+                return run(tensors, *args, **kwargs)
+            finally:
+                observer._fresh = True
+
+        return backward
+
+    def _observed_init(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        observer = self
+
+        @functools.wraps(run)
+        def __init__(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            run(optimizer, *args, **kwargs)
+            observer._steps.made(optimizer)
+
+        return __init__
+
+    def _updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.on:
+            self._fresh = True
+            if self._steps.updated(optimizer):
+                self._unseen.append(optimizer)
+
+    def _remove(self) -> None:
+        """Puts back what was there. What something else has replaced since stays, and does nothing more."""
+        if not self.on:
+            return
+        self.on = False
+        self._hook.remove()
+        if torch.nn.Module.__call__ is self._call:
+            torch.nn.Module.__call__ = self._plain_call  # type: ignore[method-assign]
+        if torch.autograd.backward is self._backward:
+            torch.autograd.backward = self._plain_backward
+        if torch.optim.Optimizer.__init__ is self._init:
+            torch.optim.Optimizer.__init__ = self._plain_init  # type: ignore[method-assign]
+
+    # ---- what is told to the probe ----
+
+    def _safely(self, tell: Callable[..., Any], *args: Any) -> Any:
+        """What cannot be understood ends the observation, and not the script; what cannot be written is the probe's."""
+        try:
+            return tell(*args)
+        except (FirstdiffError, OSError):
+            self._remove()
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever a script's objects raise; it is told)
+            self._remove()
+            self._opening.give_up(error)
+            return None
+
+    def _enter(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
+    ) -> bool:
+        """A module is called, and not by another. Returns whether its outputs are recorded."""
+        from probe.adapters import naming, seen
+
+        if not seen.is_real(args, kwargs):
+            return False
+        if self._opening.of_a_fork:
+            self._remove()
+            self._host.problem("a forked process called modules, and cannot record into its parent's dump")
+            return False
+        probe = self._opening.open()
+        if probe is None or self._opening.spec is None:
+            self._remove()
+            return False
+        if self._steps.over(self._opening.spec.step) and not self._next_step(probe):
+            return False
+        self._names = self._names or naming.Names()
+        role, found, model = self._names.role_of(module, frame)
+        empty = naming.is_empty(module)
+        if model is not None and (found or not empty):
+            probe.attach(**{role: model})
+        self._attach_loose(probe)
+        if empty and (self._stage or not found):
+            return False  # a loss, say: part of the stage that is open
+        self._steps.called()
+        stage = role if torch.is_grad_enabled() else f"{role}{NO_GRAD}"
+        if self._fresh or stage != self._stage:
+            self._begin(probe, stage, frame)
+        self._saves = not empty
+        if self._saves:
+            self._save(probe, "inputs", {"args": args, "kwargs": kwargs})
+        return self._saves
+
+    def _leave(self, result: Any) -> None:
+        if self._opening.probe is not None:
+            self._save(self._opening.probe, "outputs", {"out": result})
+
+    def _loss(self, tensors: Any) -> None:
+        from probe.adapters import seen
+
+        if self._opening.probe is not None and seen.is_real((tensors,), {}):
+            losses = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+            self._save(self._opening.probe, "loss", {"loss": losses[0] if len(losses) == 1 else losses})
+
+    def _save(self, probe: Probe, tag: str, values: dict[str, Any]) -> None:
+        from probe.adapters import seen
+
+        traced = self._opening.spec is not None and self._opening.spec.trace
+        found = seen.tensors(values, MOST_BYTES if traced else sys.maxsize)
+        if found:
+            probe.save({tag: found["loss"] if list(found) == ["loss"] else found})
+
+    def _attach_loose(self, probe: Probe) -> None:
+        """Attaches what optimizers update and no attached model holds, as a model of its own: ``loose``."""
+        if self._unseen and self._names is not None:
+            loose = self._names.loose(self._unseen)
+            self._unseen.clear()
+            if loose is not None:
+                probe.attach(loose=loose)
+
+    def _begin(self, probe: Probe, stage: str, frame: FrameType | None) -> None:
+        self._close_stage()
+        assert self._names is not None
+        if not self._entered:
+            for name, generator in self._names.new_generators(frame):
+                probe.attach_rng(**{name: generator})
+        micro_step = self._entered[stage]
+        self._entered[stage] += 1
+        self._open_stage.enter_context(probe.stage(stage, micro_step=micro_step))
+        self._stage, self._fresh = stage, False
+
+    def _close_stage(self) -> None:
+        self._stage, self._fresh = "", True
+        self._open_stage.close()
+
+    def _next_step(self, probe: Probe, last: bool = False) -> bool:
+        """A training step has ended. Returns whether anything more is recorded."""
+        self._close_stage()
+        self._entered.clear()
+        self._steps.ended()
+        probe.step(last)
+        if probe.finished:
+            self._remove()
+        return not probe.finished
+
+    def _end(self) -> None:
+        """The process ends: what came after the last step is the beginning of one more."""
+        self._remove()
+        if self._opening.probe is not None and self._entered and not self._opening.probe.finished:
+            self._next_step(self._opening.probe, last=True)
+
+
+class _Steps:
+    """Tells when a training step is over, from the optimizers that there are and from those that made an update."""
+
+    def __init__(self) -> None:
+        self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._rare: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        """Those that do not make an update in each step, or none at all."""
+        self._updated: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._ever: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._again: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        """Those with an update in this step, and a call of a module behind it."""
+        self._any = False
+        self._calls = 0
+
+    def made(self, optimizer: torch.optim.Optimizer) -> None:
+        """There is a new optimizer."""
+        self._any = True
+        self._made.add(optimizer)
+
+    def called(self) -> None:
+        """A model was called."""
+        self._calls += 1
+        self._again.update(self._updated)
+
+    def updated(self, optimizer: torch.optim.Optimizer) -> bool:
+        """An optimizer has made an update. One that does so twice, while others wait, does not wait for them.
+
+        Returns:
+            Whether it is its first.
+        """
+        self.made(optimizer)
+        first = optimizer not in self._ever
+        self._ever.add(optimizer)
+        if optimizer in self._again:
+            self._rare.update(self._waited_for())
+        self._rare.discard(optimizer)
+        self._updated.add(optimizer)
+        return first
+
+    def over(self, kind: str) -> bool:
+        """Whether a step is over when a module is called now.
+
+        Args:
+            kind: ``optimizer``: by updates; ``call``: by calls; ``auto``: by calls as long as there is no optimizer.
+        """
+        if kind == "call" or (kind == "auto" and not self._any):
+            return self._calls > 0
+        return bool(self._updated) and not self._waited_for()
+
+    def ended(self) -> None:
+        """A new step begins."""
+        self._updated.clear()
+        self._again.clear()
+        self._calls = 0
+
+    def _waited_for(self) -> set[torch.optim.Optimizer]:
+        return set(self._made) - set(self._rare) - set(self._updated)

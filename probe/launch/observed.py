@@ -1,0 +1,89 @@
+"""What a script's processes left word of, while they were observed: how far each came, and what was not recorded."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from probe.adapters import bootstrap
+
+_FOLDER = bootstrap.SEEN
+_MOST = 5
+"""Problems that are told."""
+
+
+@contextmanager
+def offered(observe: bool) -> Iterator[str]:
+    """A folder for the front of a trainer's ``PYTHONPATH``.
+
+    Args:
+        observe: Whether its Python processes are observed without being asked; else ``probe`` is importable in them,
+            and nothing else.
+    """
+    package = Path(bootstrap.__file__).resolve().parent.parent
+    folder = tempfile.mkdtemp(prefix="firstdiff-")
+    try:
+        if observe:
+            Path(folder, "sitecustomize.py").symlink_to(bootstrap.__file__)
+        else:
+            Path(folder, package.name).symlink_to(package, target_is_directory=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def await_word(folder: Path) -> None:
+    """Makes the place where the processes of a run leave word.
+
+    Args:
+        folder: The run's folder, where its spec is.
+    """
+    forget(folder)
+    (folder / _FOLDER).mkdir()
+
+
+def problems(folder: Path) -> list[str]:
+    """What keeps a run's dump from being whole, one sentence each.
+
+    Args:
+        folder: The run's folder.
+    """
+    said = sorted({file.read_text(encoding="utf-8") for file in (folder / _FOLDER).glob("problem-*")})
+    more = [f"and {len(said) - _MOST} more"] if len(said) > _MOST else []
+    return [*said[:_MOST], *more]
+
+
+def forget(folder: Path) -> None:
+    """Takes away what the processes of a run left.
+
+    Args:
+        folder: The run's folder.
+    """
+    shutil.rmtree(folder / _FOLDER, ignore_errors=True)
+
+
+def why_nothing(folder: Path) -> str:
+    """Why a script whose command ended well left no record, in one sentence.
+
+    Args:
+        folder: The run's folder.
+    """
+    seen = {file.name for file in (folder / _FOLDER).glob("*")}
+    if told := problems(folder):
+        return f"nothing was recorded: {'; '.join(told)}"
+    if "recorded" in seen:
+        return "nothing was recorded before the script ended"
+    if "torch" in seen:
+        return (
+            "the script imported torch, and called no module (torch.nn.Module) that could be seen: there is nothing to"
+            " compare; trainer.compile=eager shows those inside compiled functions"
+        )
+    if "python" in seen:
+        return "no Python process of the command imported torch: there is nothing to compare"
+    return (
+        "no Python process of the command reported in: it runs none, or with -I, -E or -S, or with a PYTHONPATH of its"
+        " own"
+    )

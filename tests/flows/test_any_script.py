@@ -1,0 +1,119 @@
+"""``firstdiff check -- COMMAND``: scripts with no edit, in a folder that holds no file of ours."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probe.store.reader import read_dump
+
+SCRIPTS = Path(__file__).with_name("scripts")
+
+
+@pytest.fixture
+def check_command(firstdiff: Callable[..., Any], prefect_api: str, tmp_path: Path) -> Callable[..., Any]:
+    """Checks a command in a folder that holds its script alone; options stand before ``--``."""
+    (tmp_path / "scratch").mkdir()
+
+    def run(command: str, *options: str) -> Any:
+        words = command.split()
+        script = next(word for word in words if word.endswith(".py"))
+        shutil.copy2(SCRIPTS / script, tmp_path / "scratch")
+        arguments = ("--json", "--out", str(tmp_path / "out"), *options, "--", *words)
+        done = firstdiff("check", *arguments, cwd=tmp_path / "scratch", PREFECT_API_URL=prefect_api)
+        shutil.rmtree(tmp_path / "scratch/out", ignore_errors=True)  # that of transformers.Trainer
+        assert {path.name for path in (tmp_path / "scratch").iterdir()} == {script}
+        assert done.status == {"identical": 0, "divergent": 1, "inconclusive": 2}[done.document["verdict"]], done.stderr
+        return done
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python loop.py --accumulate 2",
+        pytest.param("python loop.py --scaler", marks=pytest.mark.slow),
+        pytest.param("python loop.py --compile", marks=pytest.mark.slow),
+        pytest.param("python gan.py", marks=pytest.mark.slow),
+        pytest.param("python inference.py", marks=pytest.mark.slow),
+        pytest.param("python hf_trainer.py", marks=pytest.mark.slow),
+        pytest.param("python accelerated.py", marks=pytest.mark.slow),
+        pytest.param("accelerate launch --num_processes 1 --cpu accelerated.py", marks=pytest.mark.slow),
+        pytest.param("torchrun --nproc-per-node 2 ddp.py", marks=pytest.mark.slow),
+    ],
+)
+def test_a_deterministic_script_is_identical(check_command: Callable[..., Any], command: str) -> None:
+    done = check_command(command)
+    assert done.document["verdict"] == "identical", done.last_line
+    assert done.document["not_compared"] == []
+    assert done.document["trace"]["compared"] > 50
+    assert done.document["key_data"]["compared"] > 10
+
+
+@pytest.mark.parametrize(
+    ("command", "step", "stage", "event", "cause", "name"),
+    [
+        ("python loop.py --fault forward", 1, "model", "forward_output", "module_forward", "model.h.0.mlp"),
+        pytest.param(*("python loop.py --fault backward", 1, "model", "grad_output", "module_backward",
+                       "model.h.1.mlp"), marks=pytest.mark.slow),
+        pytest.param(*("python loop.py --fault weights", 1, "model", "optimizer", "optimizer",
+                       "model.h.1.ln_2.weight"), marks=pytest.mark.slow),
+        pytest.param(*("python loop.py --fault data", 0, "model.no_grad", "rng", "rng", "unseeded"),
+                     marks=pytest.mark.slow),
+        pytest.param(*("python loop.py --compile --fault forward", 1, "step", "data", "module_forward", "step"),
+                     marks=pytest.mark.slow),
+        pytest.param(*("python gan.py generator", 2, "G", "forward_output", "module_forward", "G.2"),
+                     marks=pytest.mark.slow),
+        pytest.param(*("python gan.py backward", 2, "D", "grad_input", "module_backward", "G.2"),
+                     marks=pytest.mark.slow),
+        pytest.param(*("python gan.py parameter", 1, "D", "weights", "weights", "D.2.bias"), marks=pytest.mark.slow),
+        pytest.param(*("python inference.py fault", 2, "classifier.no_grad", "forward_output", "module_forward",
+                       "classifier.2"), marks=pytest.mark.slow),
+        pytest.param(*("python hf_trainer.py fault", 0, "model", "forward_input", "module_input",
+                       "model.transformer.h.1.mlp"), marks=pytest.mark.slow),
+        pytest.param(*("python accelerated.py data", 3, "net", "data", "data", "inputs"), marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_a_fault_is_located(
+    check_command: Callable[..., Any], command: str, step: int, stage: str, event: str, cause: str, name: str
+) -> None:
+    document = check_command(command).document
+    assert document["verdict"] == "divergent"
+    first = document["first"]
+    assert (first["step"], first["stage"], first["event"]) == (step, stage, event)
+    assert (document["cause"]["kind"], document["cause"]["name"]) == (cause, name)
+    if cause.startswith("module_") and "--compile" not in command:
+        assert document["replay"]["module"] == name
+        assert document["layers"]["reproduced"] is True
+        assert any("msprobe" in note for note in document["notes"]), "that no layers were dumped, and why"
+
+
+@pytest.mark.slow
+def test_a_fault_of_one_rank_under_torchrun(check_command: Callable[..., Any], tmp_path: Path) -> None:
+    document = check_command("torchrun --nproc-per-node 2 ddp.py fault").document
+    assert (document["first"]["step"], document["first"]["rank"]) == (1, [1])
+    assert (document["cause"]["kind"], document["cause"]["name"]) == ("module_forward", "net.2")
+    assert document["replay"]["module"] == "net.2"
+    assert sorted(read_dump(tmp_path / "out/c/msprobe_dump").ranks) == [0, 1]
+
+
+@pytest.mark.slow
+def test_what_is_recorded_ends_with_the_last_step_and_the_script_at_its_own(
+    check_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    document = check_command("python loop.py --steps 4", "--set", "check.steps=2").document
+    assert document["verdict"] == "identical"
+    assert document["cost"]["trainer_steps"] == 4
+    assert "step 2: loss" in (tmp_path / "out/a/trainer.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_is_inconclusive_with_its_own_status(check_command: Callable[..., Any]) -> None:
+    document = check_command("python loop.py --status 3").document
+    assert document["verdict"] == "inconclusive"
+    assert "exit status 3" in document["error"]
