@@ -472,9 +472,12 @@ class TestModules:
                 model["id"]([torch.ones(1), torch.empty(1, device="meta")])
 
         events = [e for e in trace(code) if e["kind"] == "not_observed"]
-        assert [e["name"] for e in events] == ["actor.own", "actor.jit", *["actor.id"] * 4]
+        assert [e["name"] for e in events] == [*["actor.own", "actor.jit"] * 2, *["actor.id"] * 4]
+        assert [e["stage"] for e in events[:4]] == [None, None, "actor_update", "actor_update"], (
+            "in each stage it hides in"
+        )
         assert "class" in events[0]["note"] and "compile" in events[1]["note"]
-        assert "sparse" in events[2]["note"] and "args.0.1" in events[4]["note"]
+        assert "sparse" in events[4]["note"] and "args.0.1" in events[6]["note"]
 
     def test_inside_compiled_code_nothing_breaks(self, trace):
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
