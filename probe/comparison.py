@@ -138,7 +138,7 @@ def _compare_checkpoints(a: Path, b: Path) -> CheckResult:
 def _compare(a: Source, b: Source, allow_different: Sequence[str], compare_records: RecordComparer) -> CheckResult:
     """What two dump folders that can be read hold."""
     dump_a, dump_b = a.read(), b.read()
-    key_data = _compare_records(dump_a, dump_b, compare_records)
+    key_data = _compare_records(a, b, dump_a, dump_b, compare_records)
     layers = compare_layers(a.layers, b.layers)
     traces = compare_traces(a.records, b.records)
     has_layers = bool(layers.compared or layers.differences or layers.problems)
@@ -179,13 +179,20 @@ def _compare(a: Source, b: Source, allow_different: Sequence[str], compare_recor
     return result
 
 
-def _compare_records(a: Dump, b: Dump, compare_records: RecordComparer) -> KeyDataComparison:
+def _compare_records(
+    a: Source, b: Source, dump_a: Dump, dump_b: Dump, compare_records: RecordComparer
+) -> KeyDataComparison:
     """How the records of two dumps compare; of a dump of layers alone nobody knows what its run saved."""
-    for one, other in ((a, b), (b, a)):
+    for one, other in ((dump_a, dump_b), (dump_b, dump_a)):
         unknown = not one.ranks and one.steps_finished is None and not (one.folder / layout.DATA).exists()
         if unknown and other.ranks:
             return KeyDataComparison(problems=[f"{one.folder}: holds no key data, {other.folder} does"])
-    return compare_records(a, b)
+    if bool(a.rollouts) != bool(b.rollouts) and (dump_a.ranks or dump_b.ranks):
+        one, other = (dump_a, dump_b) if a.rollouts else (dump_b, dump_a)
+        return KeyDataComparison(
+            problems=[f"{one.folder}: holds samples of verl, {other.folder} records of another kind"]
+        )
+    return compare_records(dump_a, dump_b)
 
 
 def _verdict(key_data: KeyDataComparison, layers: LayerComparison, traces: TraceComparison) -> Verdict:
