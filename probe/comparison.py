@@ -84,6 +84,9 @@ def compare_dumps(
         if not path.exists():
             raise DumpError(f"{path}: no such dump folder or checkpoint")
     checkpoints = _are_checkpoints(a, b)
+    for path in (a, b):
+        if path.is_file() and not checkpoints and path.suffix != ".jsonl":
+            raise DumpError(f"{path}: is neither a dump folder nor a checkpoint")
     with opened(a) as left, opened(b) as right:
         names = DumpNames({left.records: a, right.records: b, left.layers: a, right.layers: b})
         with names.in_errors():

@@ -600,5 +600,7 @@ def test_a_checkpoint_is_told_from_other_things(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("text")
     assert not is_checkpoint(tmp_path / "x.txt")
     assert not is_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(DumpError, match="neither a dump folder nor a checkpoint"):
+        compare_dumps(tmp_path / "x.txt", tmp_path / "x.txt", None)
     found = read_checkpoint(as_safetensors(state(), tmp_path / "b")).tensors
     assert all(isinstance(value, StoredTensor) for value in found.values())
