@@ -72,21 +72,8 @@ def compare_dumps(
     """
     start = time.monotonic()
     if out is not None:
-        if any(out.resolve().is_relative_to(dump.resolve()) for dump in (a, b)):
-            raise UsageError(f"{out}: lies inside a dump that is to be compared; name another folder with --out")
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UsageError(f"{out}: not an empty folder; name another with --out")
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"{out}: the folder cannot be made ({error.strerror}); name another with --out") from error
-    for path in (a, b):
-        if not path.exists():
-            raise DumpError(f"{path}: no such dump folder or checkpoint")
+        _claim(out, a, b)
     checkpoints = _are_checkpoints(a, b)
-    for path in (a, b):
-        if path.is_file() and not checkpoints and path.suffix != ".jsonl":
-            raise DumpError(f"{path}: is neither a dump folder nor a checkpoint")
     with opened(a) as left, opened(b) as right:
         names = DumpNames({left.records: a, right.records: b, left.layers: a, right.layers: b})
         with names.in_errors():
@@ -111,18 +98,41 @@ def compare_dumps(
     return document
 
 
+def _claim(out: Path, a: Path, b: Path) -> None:
+    """Makes the folder for what is found.
+
+    Raises:
+        UsageError: It is not empty, lies inside a dump, or cannot be made.
+    """
+    if any(out.resolve().is_relative_to(dump.resolve()) for dump in (a, b)):
+        raise UsageError(f"{out}: lies inside a dump that is to be compared; name another folder with --out")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out}: not an empty folder; name another with --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{out}: the folder cannot be made ({error.strerror}); name another with --out") from error
+
+
 def _are_checkpoints(a: Path, b: Path) -> bool:
     """Whether two checkpoints are to be compared, rather than two dumps.
 
     Raises:
+        DumpError: One of them does not exist, or is a file of another kind.
         UsageError: One is a checkpoint, the other none.
     """
+    for path in (a, b):
+        if not path.exists():
+            raise DumpError(f"{path}: no such dump folder or checkpoint")
     kinds = [
         not (holds_records(path) or window_folders(path)) and is_checkpoint(path) for path in (a.resolve(), b.resolve())
     ]
     if any(kinds) and not all(kinds):
         one, other = (a, b) if kinds[0] else (b, a)
         raise UsageError(f"{one}: is a checkpoint, and {other} is none; name two of a kind")
+    for path in (a, b):
+        if path.is_file() and not all(kinds) and path.suffix != ".jsonl":
+            raise DumpError(f"{path}: is neither a dump folder nor a checkpoint")
     return all(kinds)
 
 
