@@ -308,6 +308,28 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+def test_a_step_that_an_error_breaks_off_is_not_taken_for_whole(observe):
+    broken = TRAIN.replace("    optimizer.zero_grad()", "    if _: raise ValueError('mine')\n    optimizer.zero_grad()")
+    run = observe(train=broken)
+    assert run.error is not None
+    assert "ValueError: mine" in str(run.error)
+    assert run.dump.steps_finished == 1
+
+
+@pytest.mark.slow
+def test_threads_side_by_side_are_told_of(observe):
+    script = f"""{TRAIN}
+import threading
+thread = threading.Thread(target=model, args=(torch.ones(1, 4),))
+thread.start(), thread.join()
+"""
+    run = observe(train=script)
+    assert run.error is None, run.log
+    assert run.stages() == [(0, "model", 0), (1, "model", 0)]
+    assert "more than one thread" in str(run.dump.problems)
+
+
+@pytest.mark.slow
 def test_processes_without_ranks_are_told_of(observe):
     script = f"""
 import torch.multiprocessing as mp
