@@ -126,6 +126,7 @@ def test_where_nothing_is_recorded_one_sentence_says_why(observe, script, said):
     assert said in str(run.error)
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_no_variables_is_told_of(observe):
     run = observe("-I", "train.py", train=TRAIN)
     assert "no Python process of the command reported in" in str(run.error)
