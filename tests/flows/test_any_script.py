@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +123,26 @@ def test_a_script_that_fails_is_inconclusive_with_its_own_status(check_command: 
     document = check_command("python loop.py --status 3").document
     assert document["verdict"] == "inconclusive"
     assert "exit status 3" in document["error"]
+
+
+@pytest.mark.slow
+def test_a_folder_whose_own_modules_have_our_names(root: Path, prefect_home: Path, tmp_path: Path) -> None:
+    shutil.copy2(SCRIPTS / "inference.py", tmp_path)
+    for name in ("probe", "tasks", "flows", "prefect"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a module of the user')")
+    as_installed = "import sys; sys.path.remove(''); from flows.cli import main; main()"
+    arguments = ["check", "--json", "--out", "out", "--", "python", "inference.py"]
+    env = {**os.environ, "PYTHONPATH": str(root), "PREFECT_HOME": str(prefect_home), "DO_NOT_TRACK": "1"}
+    env.pop("PREFECT_API_URL", None)
+    done = subprocess.run(
+        [sys.executable, "-c", as_installed, *arguments],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (0, "identical"), done.stderr
 
 
 @pytest.mark.parametrize(
