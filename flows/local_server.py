@@ -64,6 +64,7 @@ class LocalServer:
             self._port = listening.getsockname()[1]
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "flows.serve", str(listening.fileno())],
+                cwd=_root(),  # the current folder may hold a user's own flows
                 env={**os.environ, **SETTINGS, "PYTHONPATH": os.pathsep.join([_root(), *_python_path()])},
                 pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE,

@@ -74,17 +74,7 @@ def compare_dumps(
     """
     start = time.monotonic()
     if out is not None:
-        if any(_real(out).is_relative_to(_real(dump)) for dump in (a, b)):
-            raise UsageError(f"{out}: lies inside a dump that is to be compared; name another folder with --out")
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UsageError(f"{out}: not an empty folder; name another with --out")
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"{out}: the folder cannot be made ({error.strerror}); name another with --out") from error
-    for path in (a, b):
-        if not path.exists():
-            raise DumpError(f"{path}: no such dump folder or checkpoint")
+        _claim(out, a, b)
     checkpoints = _are_checkpoints(a, b)
     with opened(a) as left, opened(b) as right:
         names = DumpNames({left.records: a, right.records: b, left.layers: a, right.layers: b})
@@ -115,16 +105,39 @@ def _real(folder: Path) -> Path:
     return Path(os.path.realpath(folder))
 
 
+def _claim(out: Path, a: Path, b: Path) -> None:
+    """Makes the folder for what is found.
+
+    Raises:
+        UsageError: It is not empty, lies inside a dump, or cannot be made.
+    """
+    if any(_real(out).is_relative_to(_real(dump)) for dump in (a, b)):
+        raise UsageError(f"{out}: lies inside a dump that is to be compared; name another folder with --out")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out}: not an empty folder; name another with --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{out}: the folder cannot be made ({error.strerror}); name another with --out") from error
+
+
 def _are_checkpoints(a: Path, b: Path) -> bool:
     """Whether two checkpoints are to be compared, rather than two dumps.
 
     Raises:
+        DumpError: One of them does not exist, or is a file of another kind.
         UsageError: One is a checkpoint, the other none.
     """
+    for path in (a, b):
+        if not path.exists():
+            raise DumpError(f"{path}: no such dump folder or checkpoint")
     kinds = [not (holds_records(path) or window_folders(path)) and is_checkpoint(path) for path in (_real(a), _real(b))]
     if any(kinds) and not all(kinds):
         one, other = (a, b) if kinds[0] else (b, a)
         raise UsageError(f"{one}: is a checkpoint, and {other} is none; name two of a kind")
+    for path in (a, b):
+        if path.is_file() and not all(kinds) and path.suffix != ".jsonl":
+            raise DumpError(f"{path}: is neither a dump folder nor a checkpoint")
     return all(kinds)
 
 
@@ -143,7 +156,7 @@ def _compare_checkpoints(a: Path, b: Path) -> CheckResult:
 def _compare(a: Source, b: Source, allow_different: Sequence[str], compare_records: RecordComparer) -> CheckResult:
     """What two dump folders that can be read hold."""
     dump_a, dump_b = a.read(), b.read()
-    key_data = _compare_records(dump_a, dump_b, compare_records)
+    key_data = _compare_records(a, b, dump_a, dump_b, compare_records)
     layers = compare_layers(a.layers, b.layers)
     traces = compare_traces(a.records, b.records)
     has_layers = bool(layers.compared or layers.differences or layers.problems)
@@ -185,13 +198,20 @@ def _compare(a: Source, b: Source, allow_different: Sequence[str], compare_recor
     return result
 
 
-def _compare_records(a: Dump, b: Dump, compare_records: RecordComparer) -> KeyDataComparison:
+def _compare_records(
+    a: Source, b: Source, dump_a: Dump, dump_b: Dump, compare_records: RecordComparer
+) -> KeyDataComparison:
     """How the records of two dumps compare; of a dump of layers alone nobody knows what its run saved."""
-    for one, other in ((a, b), (b, a)):
+    for one, other in ((dump_a, dump_b), (dump_b, dump_a)):
         unknown = not one.ranks and one.steps_finished is None and not (one.folder / layout.DATA).exists()
         if unknown and other.ranks:
             return KeyDataComparison(problems=[f"{one.folder}: holds no key data, {other.folder} does"])
-    return compare_records(a, b)
+    if bool(a.rollouts) != bool(b.rollouts) and (dump_a.ranks or dump_b.ranks):
+        one, other = (dump_a, dump_b) if a.rollouts else (dump_b, dump_a)
+        return KeyDataComparison(
+            problems=[f"{one.folder}: holds samples of verl, {other.folder} records of another kind"]
+        )
+    return compare_records(dump_a, dump_b)
 
 
 def _verdict(key_data: KeyDataComparison, layers: LayerComparison, traces: TraceComparison) -> Verdict:

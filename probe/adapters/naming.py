@@ -16,7 +16,7 @@ from probe.collect.ranks import unwrapped
 
 _MOST_FRAMES = 40
 _MOST_IN_A_CONTAINER = 64
-_SAYS_NOTHING = ("self", "cls", "module", "mod", "m", "func", "fn", "layer", "net_", "_")
+_SAYS_NOTHING = ("self", "cls", "module", "mod", "m", "func", "fn", "layer", "_")
 """Variables that hold any module: where another holds it too, that one names it."""
 _COMPILED = "OptimizedModule"
 """What ``torch.compile`` makes of a module: another way to run it, and not a model that it is a part of."""

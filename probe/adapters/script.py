@@ -63,6 +63,9 @@ class ScriptObserver:
         self._fresh = True
         """Whether the open stage is over for whoever comes next: a backward or an update has come since."""
         self._saves = False
+        self._running = False
+        """Whether a call of the observed thread has begun and not returned."""
+        self._thread = 0
         self._unseen: list[torch.optim.Optimizer] = []
         """Optimizers that made their first update since something was called."""
         self._plain_call = torch.nn.Module.__call__
@@ -94,9 +97,11 @@ class ScriptObserver:
             depth.inside = True
             try:
                 caller = sys._getframe(1)  # noqa: SLF001  (the only way to see who calls)
-                observed = observer._safely(observer._enter, module, args, kwargs, caller)
+                observed = bool(observer._safely(observer._enter, module, args, kwargs, caller))
+                observer._running |= observed
                 result = run(module, *args, **kwargs)
                 if observed:
+                    observer._running = False
                     observer._safely(observer._leave, result)
                 return result
             finally:
@@ -173,6 +178,8 @@ class ScriptObserver:
             self._remove()
             self._host.problem("a forked process called modules, and cannot record into its parent's dump")
             return False
+        if not self._is_own_thread():
+            return False
         probe = self._opening.open()
         if probe is None or self._opening.spec is None:
             self._remove()
@@ -188,6 +195,7 @@ class ScriptObserver:
         if empty and (self._stage or not found):
             return False  # a loss, say: part of the stage that is open
         self._steps.called()
+        self._running = False
         stage = role if torch.is_grad_enabled() else f"{role}{NO_GRAD}"
         if self._fresh or stage != self._stage:
             self._begin(probe, stage, frame)
@@ -195,6 +203,15 @@ class ScriptObserver:
         if self._saves:
             self._save(probe, "inputs", {"args": args, "kwargs": kwargs})
         return self._saves
+
+    def _is_own_thread(self) -> bool:
+        """Whether it is the thread that called first; what others call side by side has no order to compare."""
+        self._thread = self._thread or threading.get_ident()
+        if self._thread == threading.get_ident():
+            return True
+        if not self._running:  # else it is a part of that call, as of torch.nn.DataParallel
+            self._host.problem("modules were called in more than one thread: only the calls of the first are recorded")
+        return False
 
     def _leave(self, result: Any) -> None:
         if self._opening.probe is not None:
@@ -251,8 +268,19 @@ class ScriptObserver:
     def _end(self) -> None:
         """The process ends: what came after the last step is the beginning of one more."""
         self._remove()
-        if self._opening.probe is not None and self._entered and not self._opening.probe.finished:
-            self._next_step(self._opening.probe, last=True)
+        probe, spec = self._opening.probe, self._opening.spec
+        if probe is None or spec is None or not self._entered or probe.finished:
+            return
+        if _ends_by_an_error() and (self._running or not self._steps.over(spec.step)):
+            self._close_stage()  # a step that was broken off is none
+        else:
+            self._next_step(probe, last=True)
+
+
+def _ends_by_an_error() -> bool:
+    """Whether this process ends by an exception, that of a thread's or a child's function included."""
+    error = getattr(sys, "last_value", None) or sys.exc_info()[1]
+    return error is not None and not isinstance(error, SystemExit)
 
 
 class _Steps:

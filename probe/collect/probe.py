@@ -26,7 +26,7 @@ from probe.errors import DumpError, RecordError
 from probe.store import layout
 from probe.store.background import Background
 from probe.store.writer import DumpWriter, Place, mark_incomplete
-from probe.types import STAGES, RunSpec, roles_of_stage
+from probe.types import STAGES, RunSpec
 
 if TYPE_CHECKING:
     from probe.collect.layers import LayerDumper
@@ -293,7 +293,8 @@ class Probe:
 
     def _is_own_stage(self, name: str) -> bool:
         """Whether a stage is called after an attached model, and its name can name a folder."""
-        return name.replace(".", "_").isidentifier() and roles_of_stage(name)[0] in self._models
+        role, *more = name.split(".")
+        return role in self._models and all(part.isidentifier() for part in (role, *more))
 
     def _not_after_close(self) -> None:
         """What comes after the end is lost: the dump must not be taken for a whole one."""

@@ -176,6 +176,7 @@ def _compare_window(one: Window, two: Window, result: LayerComparison) -> None:
     if one.stage not in result.stages:
         result.stages.append(one.stage)
     passes_seen: set[bool] = set()
+    of_values = False
     entry = next((name for kind, name, _ in events_c if kind == "forward_input"), None)
     for position, (key, index_c, index_d) in enumerate(align(list(events_c), list(events_d))):
         backward = key[0] in ("grad_output", "grad_input", "param_grad")
@@ -189,6 +190,7 @@ def _compare_window(one: Window, two: Window, result: LayerComparison) -> None:
         else:
             left = content_of(one, events_c[key], content_c.task)
             right = content_of(two, events_d[key], content_d.task)
+            of_values = of_values or any(evidence.of_values for _, evidence in (*left, *right))
             unlike = _unlike(left, right, result.levels)
             if key[0] == "weights" and unlike and _only_checksums(left, right):
                 result.doubtful.add((one.key, key[1]))
@@ -203,6 +205,8 @@ def _compare_window(one: Window, two: Window, result: LayerComparison) -> None:
         if key[0] != "weights":
             passes_seen.add(backward)
         result.compared += 1
+    if not of_values:
+        raise DumpError(f"{one.folder}: no event of both dumps tells anything of a tensor's values")
 
 
 def _unlike(one: Contents, two: Contents, levels: Counter[Level]) -> list[tuple[str, Level]]:

@@ -19,19 +19,16 @@ from probe.config.msprobe import MsprobeConfig
 from probe.config.optimizer import ActorConfig, CriticConfig, UpdateConfig
 from probe.config.profile import (
     Check,
-    CommandTrainer,
     Determinism,
     Fault,
-    IntegratedTrainer,
     Keep,
-    Launch,
     Layers,
     Profile,
     Record,
-    ScriptTrainer,
     TrainerRunConfig,
 )
 from probe.config.request import Request, override_lines, parse_request, profile_names, resolve
+from probe.config.trainers import CommandTrainer, IntegratedTrainer, Launch, ScriptTrainer
 from probe.config.training import GenerateConfig, MegatronTraining, ModelConfig, SamplingConfig, TrainingConfig
 from probe.config.variables import Source, filled_in, hand_on, has_sources
 from probe.config.variant import plain, profile_of

@@ -99,7 +99,8 @@ def _since_the_last_event(place: First, cause: Cause, answer: TraceAnswer | None
         return cause
     what = "the parameter" if answer.cause.kind == "weights" else "the buffer"
     why = f"every traced event of step {place.step} is the same, {what} at its end is not: it changed behind the last"
-    return replace(cause, kind=answer.cause.kind, explanation=f"{why} event that shows it, by code of no module")
+    why += " event that shows it: in its module's own forward, or by code of no module"
+    return replace(cause, kind=answer.cause.kind, explanation=why)
 
 
 def _by_traces(

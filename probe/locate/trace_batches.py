@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probe.compare.trace_found import RankTrace
@@ -12,6 +13,7 @@ from probe.store.trace_reader import TraceFile
 
 _MOST_PORTIONS = 100_000
 _SHOWN = 8
+_TOKENS = ("args.0", "kwargs.input_ids", "kwargs.inputs_embeds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +108,19 @@ def _alike(file: TraceFile, offset: int, event: TraceEvent) -> list[TraceEvent]:
 def _listed(sizes: tuple[int, ...]) -> str:
     more = f" and {len(sizes) - _SHOWN} more" if len(sizes) > _SHOWN else ""
     return ", ".join(map(str, sizes[:_SHOWN])) + more
+
+
+def got_instead(changed: Sequence[tuple[str, Item | None, Item | None]], form: str) -> str:
+    """What a model that generates got after equal outputs, and where it may come from.
+
+    Args:
+        changed: The items that are not the same.
+        form: Which, in words.
+    """
+    tokens = any(
+        path in _TOKENS or any(one and one[1].startswith(("int", "uint")) for one in both) for path, *both in changed
+    )
+    if changed and not tokens:
+        where = "a cache or a mask that was changed between the calls, or code between them"
+        return f"the same tokens with something else{form}: {where}"
+    return "another token: the generation's seed, or code between them"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from probe.compare.trace_found import EventDifference, RankTrace
 from probe.locate.cause import Cause
-from probe.locate.trace_batches import is_reordered, other_axis, portions_of
+from probe.locate.trace_batches import got_instead, is_reordered, other_axis, portions_of
 from probe.locate.trace_context import Context, last_before, last_items
 from probe.locate.trace_outermost import kind_of_outermost
 from probe.locate.trace_saved import saved_later
@@ -139,7 +139,9 @@ def _by_kind(  # noqa: C901 - one case for each row of the table of causes
             why = f"same inputs and weights, different output{again}{_form(difference)}{_own_code(around)}"
             return Cause("module_forward", name, why)
         case "forward_input" if event.is_root and event.stage == GENERATION and around.root_left:
-            why = "the model gave the same outputs, then got another token: the generation's seed, or code between them"
+            why = (
+                f"the model gave the same outputs, then got {got_instead(changed_items(difference), _form(difference))}"
+            )
             return Cause("sampling", "responses", why)
         case "forward_input" if event.is_root and enclosing is None and is_reordered(found):
             why = f"{name} gets the same in both runs, call for call, in another order: the order of the batches"

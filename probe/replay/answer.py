@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from probe.errors import DumpError, TrainerError, UsageError
 from probe.launch import run_process
 from probe.replay.compared import first_difference
 from probe.store import layout
-from probe.store.capture import Captured, read_capture
+from probe.store.capture import Captured, digests_before, read_capture
 from probe.store.packing import is_packed, unpacked
 
 TIMES = 20
@@ -73,6 +73,9 @@ class Answer:
     """Python modules whose code is not what it was when the module was captured: the answer is that of the new code."""
     why: str | None = None
     """Why nothing was replayed."""
+    before: list[str] = field(default_factory=list)
+    """What runs c and d no longer had in common when the module was called, such as ``weights.weight`` and ``rng.cpu``;
+    looked for where it was not reproduced alone."""
 
     def as_dict(self) -> dict[str, Any]:
         """For ``verdict.json``."""
@@ -106,7 +109,10 @@ def replay_check(folder: Path, times: int = TIMES, seconds: float = SECONDS, pat
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder of a check")
     with _capture_of(folder) as (run, dump, captured):
-        return _Replays(dump, captured, seconds, patience).answer(run, times)
+        answer = _Replays(dump, captured, seconds, patience).answer(run, times)
+        if answer.result != NOT_REPRODUCED or run != "c":
+            return answer
+        return replace(answer, before=_changed_before(captured, folder / "d" / layout.DUMP))
 
 
 def summary(answer: Answer) -> str:
@@ -118,7 +124,17 @@ def summary(answer: Answer) -> str:
         parts.append(f"the first operation with the same inputs and another output is {answer.operation}")
     elif answer.instead is not None:
         parts.append(f"no operation differs by itself; {answer.instead}: code between the operations")
-    if answer.result == NOT_REPRODUCED:
+    if answer.before:
+        more = f" and {len(answer.before) - 1} more" if len(answer.before) > 1 else ""
+        parts.append(
+            f"{answer.before[0]}{more} was not the same in runs c and d when the module was called: look at what"
+            " changed it within the stage, before this call"
+        )
+    elif answer.result == NOT_REPRODUCED and not answer.equals_captured:
+        parts.append(
+            "what it reads outside (a global, a file, the clock), memory, streams or what runs beside it differs"
+        )
+    elif answer.result == NOT_REPRODUCED:
         parts.append("memory, streams or what runs beside it is what differs")
     same = "a replay gave" if answer.equals_captured else "no replay gave"
     parts.append(f"{same} what the training had")
@@ -154,6 +170,21 @@ def _capture_of(folder: Path) -> Iterator[tuple[str | None, Path, Captured]]:
         " children, or its parameter's gradient to differ"
     )
     raise DumpError(f"{folder}: holds no captured module; {why}")
+
+
+def _changed_before(captured: Captured, other: Path) -> list[str]:
+    """What another run's capture of the same call had otherwise when the call began; nothing where it has none."""
+    if not other.is_dir():
+        return []
+    try:
+        with unpacked(other, only=f"{layout.CAPTURE}/") as whole:
+            theirs = read_capture(whole)
+            if theirs is None or theirs.info["request"] != captured.info["request"]:
+                return []
+            one, two = digests_before(captured), digests_before(theirs)
+    except DumpError:
+        return []  # one whole capture is enough for an answer
+    return sorted((name for name in one.keys() | two.keys() if one.get(name) != two.get(name)), reverse=True)
 
 
 def _said_by_the_verdict(folder: Path) -> str | None:

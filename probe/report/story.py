@@ -101,7 +101,7 @@ def _confirmed(result: CheckResult, document: dict[str, Any]) -> str:
     if result.reproduced is None and document["verdict"] != "divergent":
         return "nothing to confirm"
     if result.reproduced is None:
-        said = "two runs were compared, no second pair"
+        said = f"two {'runs' if document['checkpoint'] is None else 'checkpoints'} were compared, no second pair"
     elif result.reproduced:
         said = "yes: runs c and d differed too"
     else:

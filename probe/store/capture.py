@@ -29,6 +29,7 @@ TENSORS = "tensors.safetensors"
 MODULE = "module.pkl"
 CALL = "call.pkl"
 _LONGEST = 1 << 26
+_PIECE = 1 << 20
 _NAMES = {
     **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL", "uint8": "U8"},
     **{"int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64"},
@@ -136,3 +137,33 @@ def read_capture(dump: Path) -> Captured | None:
         except OSError as error:
             raise DumpError(f"{folder / name}: cannot be read ({error.strerror})") from error
     return Captured(folder, info)
+
+
+def digests_before(captured: Captured) -> dict[str, str]:
+    """Digests of the weights, buffers and torch's random states that a call found.
+
+    Those of NumPy and of Python are left out: where nobody seeds them, they differ in every two processes.
+
+    Raises:
+        DumpError: The tensors are damaged.
+    """
+    path = captured.folder / TENSORS
+    found = {}
+    try:
+        with layout.open_plain(path) as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _LONGEST:
+                raise ValueError("its header is too long")
+            header = json.loads(file.read(length))
+            for name, entry in header.items():
+                if not name.startswith(("weights.", "buffers.", "rng.")) or name == "rng.numpy":
+                    continue
+                start, end = entry["data_offsets"]
+                file.seek(8 + length + start)
+                content = hashlib.sha256()
+                for begin in range(start, end, _PIECE):
+                    content.update(file.read(min(_PIECE, end - begin)))
+                found[name] = f"{entry['dtype']} {entry['shape']} {content.hexdigest()}"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DumpError(f"{path}: cannot be read ({error})") from error
+    return found

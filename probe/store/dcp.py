@@ -282,7 +282,10 @@ class _Slice(io.RawIOBase):
         Raises:
             DumpError: It lies outside the folder, or cannot be read.
         """
-        name, start, size = str(info.relative_path), int(info.offset), int(info.length)
+        try:
+            name, start, size = str(info.relative_path), int(info.offset), int(info.length)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise DumpError(f"{folder / METADATA}: is damaged ({error})") from error
         path = folder / name
         if os.path.isabs(name) or ".." in Path(name).parts or path.parent.resolve() != folder.resolve():
             raise DumpError(f"{folder}: its metadata names {name!r}, which lies outside the checkpoint")

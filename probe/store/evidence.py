@@ -43,6 +43,11 @@ class Evidence:
     """Its kind and text."""
     statistics: tuple[str, ...] | None = None
 
+    @property
+    def of_values(self) -> bool:
+        """Whether it is of a tensor's values, rather than of what is no tensor, or has none."""
+        return bool(self.exact or self.checksum or self.statistics)
+
     def against(self, other: Evidence) -> tuple[bool, Level]:
         """Compares with the same value of another run.
 

@@ -74,7 +74,7 @@ class Place:
         name = "/".join(stage)
         return Place(
             _STAGES.get(name, name) if stage else None,
-            next(iter(steps or inner), None),
+            next(iter(steps or inner[-1:]), None),
             next(iter(found["rank"]), None),
             next(iter(micro), None),
         )

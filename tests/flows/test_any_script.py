@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.command import name_of, profile_of_command
+from probe.config import load_profile
 from probe.store.reader import read_dump
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -117,3 +123,49 @@ def test_a_script_that_fails_is_inconclusive_with_its_own_status(check_command: 
     document = check_command("python loop.py --status 3").document
     assert document["verdict"] == "inconclusive"
     assert "exit status 3" in document["error"]
+
+
+@pytest.mark.slow
+def test_a_folder_whose_own_modules_have_our_names(root: Path, prefect_home: Path, tmp_path: Path) -> None:
+    shutil.copy2(SCRIPTS / "inference.py", tmp_path)
+    for name in ("probe", "tasks", "flows", "prefect"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a module of the user')")
+    as_installed = "import sys; sys.path.remove(''); from flows.cli import main; main()"
+    arguments = ["check", "--json", "--out", "out", "--", "python", "inference.py"]
+    env = {**os.environ, "PYTHONPATH": str(root), "PREFECT_HOME": str(prefect_home), "DO_NOT_TRACK": "1"}
+    env.pop("PREFECT_API_URL", None)
+    done = subprocess.run(
+        [sys.executable, "-c", as_installed, *arguments],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (0, "identical"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python train.py --steps 6", "train"),
+        ("torchrun --nproc-per-node 2 examples/my_run.py", "my_run"),
+        ("accelerate launch --cpu -m pkg.main", "pkg-main"),
+        ("/opt/tools/train 'x'", "train"),
+        ("uv run train", "train"),
+        ("python -", "script"),
+    ],
+)
+def test_a_check_is_named_after_its_script(command: str, name: str) -> None:
+    assert name_of(command.split()) == name
+
+
+def test_a_command_is_a_profile_as_any_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["python", "train.py", "--", "-x: {y}", ""]
+    with profile_of_command(command) as file:
+        assert file.stem == "train"
+        trainer = load_profile(str(file), ["trainer.compile=eager"]).trainer
+    assert trainer.kind == "script"
+    assert (trainer.command, trainer.cwd, trainer.compile, trainer.step) == (command, str(tmp_path), "eager", "auto")
+    assert not file.exists()

@@ -1,12 +1,14 @@
 """What a module was called with and what it returned, as leaves with their paths.
 
-Containers (dicts, lists, tuples, dataclasses, transformers' ``ModelOutput``) are opened, numbers and strings are
-leaves; of any other object, such as a key-value cache, the tensors are.
+Containers (dicts, lists, tuples, deques, dataclasses, transformers' ``ModelOutput``) are opened, numbers and strings
+are leaves, also in sets, and the names of enumeration members, dtypes and devices; of any other object, such as a
+key-value cache, the tensors are.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Mapping
 from enum import Enum
 from types import FunctionType, MethodType, ModuleType
@@ -26,7 +28,9 @@ _DEEPEST = 100
 _DEEPEST_OBJECT = 6
 """Levels of attributes."""
 _SCALARS = (bool, int, float, complex, str, bytes, np.ndarray, np.generic)
-_CLOSED = (torch.nn.Module, type, FunctionType, MethodType, ModuleType, Enum, torch.Generator)
+_NAMED = (Enum, torch.dtype, torch.device)
+"""What its name stands for."""
+_CLOSED = (torch.nn.Module, type, FunctionType, MethodType, ModuleType, torch.Generator, *_NAMED)
 """What is never opened: models carry themselves around."""
 
 
@@ -63,6 +67,8 @@ class Leaves:
             return
         elif isinstance(value, _SCALARS):
             self.found.append((path, value))
+        elif isinstance(value, _NAMED):
+            self.found.append((path, str(value)))
         else:
             if depth > _DEEPEST:
                 raise RecordError(f"{path[:80]} is nested too deeply, or in itself")
@@ -72,8 +78,12 @@ class Leaves:
         if isinstance(value, dict | Mapping):
             for key, child in in_order(value):
                 self.add(f"{path}.{key}", child, depth)
-        elif isinstance(value, tuple | list):
+        elif isinstance(value, tuple | list | deque):
             for index, child in enumerate(value):
+                self.add(f"{path}.{index}", child, depth)
+        elif isinstance(value, set | frozenset):  # whose order is that of hashes, and of addresses for tensors
+            plain = sorted((one for one in value if isinstance(one, _SCALARS)), key=repr)
+            for index, child in enumerate(plain):
                 self.add(f"{path}.{index}", child, depth)
         elif isinstance(value, _CLOSED):
             return
@@ -101,7 +111,7 @@ class Leaves:
 def _children(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
         return in_order(value)
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | deque):
         return [(str(index), child) for index, child in enumerate(value)]
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     found = [(name, getattr(value, name)) for name in slots if isinstance(name, str) and hasattr(value, name)]

@@ -92,18 +92,19 @@ class Modules:
         self._stop = stop
         self._calls = _Calls()
         self._patched: dict[type, tuple[Any, Any]] = {}
-        self._told: set[str] = set()
+        self._hidden: dict[int, tuple[NamedModule, str]] = {}
+        """Modules that cannot be watched, by id, and why."""
 
     def watch(self) -> None:
         """Replaces ``forward`` of classes that were not seen yet, and says which modules cannot be watched."""
         for named in self._registry.modules.values():
             kind = type(named.module)
             if is_compiled(named.module):
-                self._tell(named, "torch.compile or torch.jit runs it; its inside cannot be seen")
+                self._hide(named, "torch.compile or torch.jit runs it; its inside cannot be seen")
             elif "forward" in named.module.__dict__:
-                self._tell(named, "its own forward takes the place of its class's")
+                self._hide(named, "its own forward takes the place of its class's")
             elif not self._is_watched(kind) and not self._patch(kind):
-                self._tell(named, "its forward is no function")
+                self._hide(named, "its forward is no function")
 
     def restore(self) -> None:
         """Puts every ``forward`` back. One that something else has replaced since stays, and records no more."""
@@ -121,11 +122,19 @@ class Modules:
         """Whether a class has our ``forward``: a library may have put its own there since."""
         return kind in self._patched and kind.__dict__.get("forward") is self._patched[kind][1]
 
-    def _tell(self, named: NamedModule, why: str) -> None:
-        name = named.in_stage(None)[1]
-        if name not in self._told:
-            self._told.add(name)
-            self._recorder.emit("not_observed", name, None, [], note=why, module=type(named.module).__name__)
+    def tell_hidden(self, role: str) -> None:
+        """Says, in the stage that a model begins to run in, which of its modules cannot be watched there."""
+        for named, why in self._hidden.values():
+            if role in named.names:
+                self._tell(named, named.names[role], why)
+
+    def _hide(self, named: NamedModule, why: str) -> None:
+        if id(named.module) not in self._hidden:
+            self._hidden[id(named.module)] = (named, why)
+            self._tell(named, named.in_stage(None)[1], why)
+
+    def _tell(self, named: NamedModule, name: str, why: str) -> None:
+        self._recorder.emit("not_observed", name, None, [], note=why, module=type(named.module).__name__)
 
     def _patch(self, kind: type) -> bool:
         """Replaces a class's forward; False where that cannot be done."""

@@ -194,6 +194,7 @@ class ExecutionTracer:
         if role in place.roles or role not in self._models:
             return
         place.roles.add(role)
+        self._modules.tell_hidden(role)
         record_weights(self._recorder, role, self._models[role])
         place.versions.update((id(one), version(one)) for one in self._models[role].parameters())
 

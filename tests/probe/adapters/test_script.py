@@ -126,6 +126,7 @@ def test_where_nothing_is_recorded_one_sentence_says_why(observe, script, said):
     assert said in str(run.error)
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_no_variables_is_told_of(observe):
     run = observe("-I", "train.py", train=TRAIN)
     assert "no Python process of the command reported in" in str(run.error)
@@ -305,6 +306,28 @@ if __name__ == "__main__":
     assert run.dump.complete, run.dump.problems
     assert sorted(run.dump.ranks) == [0, 1]
     assert run.stages(1) == [(0, "model", 0), (1, "model", 0)]
+
+
+@pytest.mark.slow
+def test_a_step_that_an_error_breaks_off_is_not_taken_for_whole(observe):
+    broken = TRAIN.replace("    optimizer.zero_grad()", "    if _: raise ValueError('mine')\n    optimizer.zero_grad()")
+    run = observe(train=broken)
+    assert run.error is not None
+    assert "ValueError: mine" in str(run.error)
+    assert run.dump.steps_finished == 1
+
+
+@pytest.mark.slow
+def test_threads_side_by_side_are_told_of(observe):
+    script = f"""{TRAIN}
+import threading
+thread = threading.Thread(target=model, args=(torch.ones(1, 4),))
+thread.start(), thread.join()
+"""
+    run = observe(train=script)
+    assert run.error is None, run.log
+    assert run.stages() == [(0, "model", 0), (1, "model", 0)]
+    assert "more than one thread" in str(run.dump.problems)
 
 
 @pytest.mark.slow

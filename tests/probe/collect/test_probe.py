@@ -418,6 +418,17 @@ class TestErrors:
         recording.probe.save({"x": 1})
         assert recording.records()[0].stage is None
 
+    def test_a_stage_may_be_called_after_an_attached_model(self, record):
+        recording = record()
+        recording.probe.attach(generator=torch.nn.Linear(1, 1))
+        for name in ("generator", "generator.no_grad"):
+            with recording.probe.stage(name):
+                recording.probe.save({"x": 1})
+        for name in ("generater", "generator/x", "generator..", "no_grad.generator"):
+            with pytest.raises(ValueError, match="unknown stage"), recording.probe.stage(name):
+                pass
+        assert [one.stage for one in recording.records()] == ["generator", "generator.no_grad"]
+
     def test_unknown_stages_are_refused_with_the_known_ones(self, record):
         with pytest.raises(ValueError, match="unknown stage 'rollout'.*actor_generate_sequences"):
             record().probe.stage("rollout").__enter__()

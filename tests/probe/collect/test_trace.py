@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 import random
+from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from enum import Enum
 from inspect import signature
 from typing import Any
 
@@ -233,8 +235,23 @@ class Parent(torch.nn.Module):
         return Nested(y, {"a.b": (x, 3), "none": None})
 
 
+class Mode(Enum):
+    FAST = 1
+    EXACT = 2
+
+
+class Doubling(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
 class Silent(torch.nn.Module):
     def forward(self) -> None:
+        return None
+
+
+class Ignoring(torch.nn.Module):
+    def forward(self, given: object) -> None:
         return None
 
 
@@ -455,9 +472,12 @@ class TestModules:
                 model["id"]([torch.ones(1), torch.empty(1, device="meta")])
 
         events = [e for e in trace(code) if e["kind"] == "not_observed"]
-        assert [e["name"] for e in events] == ["actor.own", "actor.jit", *["actor.id"] * 4]
+        assert [e["name"] for e in events] == [*["actor.own", "actor.jit"] * 2, *["actor.id"] * 4]
+        assert [e["stage"] for e in events[:4]] == [None, None, "actor_update", "actor_update"], (
+            "in each stage it hides in"
+        )
         assert "class" in events[0]["note"] and "compile" in events[1]["note"]
-        assert "sparse" in events[2]["note"] and "args.0.1" in events[4]["note"]
+        assert "sparse" in events[4]["note"] and "args.0.1" in events[6]["note"]
 
     def test_inside_compiled_code_nothing_breaks(self, trace):
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -471,6 +491,37 @@ class TestModules:
                 assert torch.equal(compiled(x), expected)
 
         assert not seen(trace(code), *FORWARD)
+
+    def test_a_part_that_is_compiled_runs_in_a_model_that_is_watched(self, trace):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), Doubling())
+        x = torch.ones(1, 2)
+        expected = model(x)
+        model[1] = torch.compile(model[1], backend="eager")
+
+        def code(probe: Probe) -> None:
+            probe.attach(actor=model)
+            with probe.stage("actor_compute_log_prob"), torch.no_grad():
+                assert torch.equal(model(x), expected)
+
+        assert "actor.0" in [name for _, name, _ in seen(trace(code), *FORWARD)]
+
+    def test_what_stands_in_deques_sets_and_names_is_recorded(self, trace):
+        model = torch.nn.ModuleDict({"any": Ignoring()})
+        given = [deque([torch.ones(1), deque([2.0])]), {"b", "a"}, Mode.FAST, torch.bfloat16]
+        others = [deque([torch.ones(1), deque([3.0])]), {"b", "c"}, Mode.EXACT, torch.float16]
+
+        def code(probe: Probe) -> None:
+            probe.attach(actor=model)
+            with probe.stage("actor_update"):
+                model["any"](given)
+                model["any"](others)
+
+        events = trace(code)
+        assert paths(events, "forward_input", "actor.any") == [
+            f"args.0.{path}" for path in ("0.0", "0.1.0", "1.0", "1.1", "2", "3")
+        ]
+        pairs = zip(*(values(events, "forward_input", "actor.any", call) for call in (0, 1)), strict=True)
+        assert [one == two for one, two in pairs] == [True, False, False, False, False, False]
 
     def test_any_memory_layout_has_the_digest_of_its_values(self, trace):
         model = torch.nn.Identity()

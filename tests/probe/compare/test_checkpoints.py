@@ -444,6 +444,18 @@ class TestDistributed:
         assert document["verdict"] == "inconclusive"
         assert "24 elements of 28" in document["not_compared"][0]
 
+    def test_metadata_that_lacks_where_a_piece_lies(self, tmp_path: Path) -> None:
+        folders = [as_dcp(state(), tmp_path / name) for name in "ab"]
+
+        def drop(metadata: Any) -> None:
+            for info in metadata.storage_data.values():
+                del info.__dict__["length"]
+
+        self.change(folders[1], drop)
+        document = compare_dumps(*folders, None)
+        assert document["verdict"] == "inconclusive"
+        assert any(".metadata: is damaged" in said for said in document["not_compared"])
+
     @pytest.mark.parametrize("content", [b"", b"\x80\x04.", b"\x80\x04N.", b"nonsense", bytes(100)])
     def test_metadata_that_is_none(self, tmp_path: Path, content: bytes) -> None:
         folders = [as_dcp(state(), tmp_path / name) for name in "ab"]
@@ -588,5 +600,7 @@ def test_a_checkpoint_is_told_from_other_things(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("text")
     assert not is_checkpoint(tmp_path / "x.txt")
     assert not is_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(DumpError, match="neither a dump folder nor a checkpoint"):
+        compare_dumps(tmp_path / "x.txt", tmp_path / "x.txt", None)
     found = read_checkpoint(as_safetensors(state(), tmp_path / "b")).tensors
     assert all(isinstance(value, StoredTensor) for value in found.values())

@@ -272,6 +272,18 @@ class TestWhatProvesNothing:
         assert document["verdict"] == "inconclusive"
         assert str(pair[1]) in document["not_compared"][0]
 
+    def test_events_without_any_tensor(self, pair: list[Path]) -> None:
+        def change(content: dict[str, Any]) -> None:
+            for entry in content["data"].values():
+                for key in entry:
+                    entry[key] = {} if isinstance(entry[key], dict) else []
+
+        for folder in pair:
+            self.change(folder, change)
+        document = compare_dumps(*pair, None)
+        assert document["verdict"] == "inconclusive"
+        assert "tells anything of a tensor's values" in document["not_compared"][0]
+
     def test_what_msprobe_could_not_dump(self, pair: list[Path]) -> None:
         (pair[0] / "dump_error_info.log").write_text("[2026] no such thing")
         assert "msprobe could not dump everything" in compare_dumps(*pair, None)["not_compared"][0]
@@ -319,4 +331,5 @@ def test_places_are_read_from_their_own_path_up_to_the_first_other_name(tmp_path
         "actor_update", 2, 3
     )
     assert Place.of_root(tmp_path / "step7" / "msprobe_dump") == Place()
+    assert Place.of(("step7", "actor_update", "step2", "rank0")).step == 2  # a folder that is called so by chance
     assert find_windows(tmp_path / "nowhere") == []

@@ -157,6 +157,13 @@ class TestSamples:
         (tmp_path / "b").symlink_to(a)
         assert compare_dumps(a, tmp_path / "b", None)["verdict"] == "identical"
 
+    def test_against_records_of_another_kind_are_not_compared(self, tmp_path: Path, single_save_tree: Path) -> None:
+        samples = write_samples(tmp_path / "a")
+        for pair in ((samples, single_save_tree), (single_save_tree, samples)):
+            document = compare_dumps(*pair, None)
+            assert (document["verdict"], document["first"]) == ("inconclusive", None)
+            assert "records of another kind" in document["not_compared"][0]
+
     def test_empty_files_compare_to_nothing(self, tmp_path: Path) -> None:
         for name in "ab":
             (tmp_path / name).mkdir()

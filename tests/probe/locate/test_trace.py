@@ -102,6 +102,17 @@ def test_the_kind_of_the_first_event_is_the_cause(
     assert answer.hidden == []
 
 
+def test_a_cache_that_was_changed_between_two_tokens_is_no_other_token(locate: Locate) -> None:
+    one = training()
+    position = find(one, 0, "forward_input", "actor", stage=GENERATE, call=1)
+    one[position]["items"].append(["kwargs.cache.0", "float32", [2], digest("cache")])
+    other = copy.deepcopy(one)
+    other[position]["items"][-1][3] = digest("changed")
+    cause = locate({0: one}, {0: other}).cause
+    assert cause.kind == "sampling"
+    assert "same tokens with something else (kwargs.cache.0): a cache" in cause.explanation
+
+
 def test_the_parameter_itself_is_named_not_the_first(locate: Locate) -> None:
     events = training()
     answer = locate({0: events}, {0: from_on(events, find(events, 1, "weights", "actor"), number=2)})

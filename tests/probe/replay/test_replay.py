@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import safetensors.numpy
+import torch
 
 from probe.errors import DumpError
 from probe.replay import replay_check, summary
@@ -49,6 +50,22 @@ def test_a_steady_module_is_not_reproduced_and_gives_what_the_training_had(captu
     assert answer.equals_captured
     assert {one["distinct"] for one in answer.tried} == {1}
     assert "memory, streams" in summary(answer)
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        (lambda model: torch.rand(1), "rng.cpu"),
+        (lambda model: model.part.inner.weight.data.add_(1), "weights.inner.weight"),
+    ],
+)
+def test_what_changed_within_the_stage_before_the_call_is_named(captured, tmp_path, before, found):
+    captured("Steady", folder="check/c/msprobe_dump")
+    captured("Steady", folder="check/d/msprobe_dump", before=before)
+    answer = replay_check(tmp_path / "check", 2)
+    assert answer.result == "not reproduced alone"
+    assert answer.before == [found]
+    assert f"{found} was not the same in runs c and d" in summary(answer)
 
 
 @slow
