@@ -181,11 +181,11 @@ def launcher_for(profile: Profile) -> Launcher:
 def _command(command: list[str]) -> list[str]:
     """A command with its program in place: beside our own interpreter where no search path has it."""
     program, *arguments = command
-    beside = Path(sys.executable).with_name(program)
     if program == "python":
         program = sys.executable
-    elif Path(program).name == program and shutil.which(program) is None and beside.is_file():
-        program = str(beside)
+    elif Path(program).name == program and shutil.which(program) is None:
+        beside = Path(sys.executable).parent / program
+        program = str(beside) if beside.is_file() else program
     return [program, *arguments]
 
 

@@ -102,7 +102,10 @@ def test_models_are_described_by_kind_and_place():
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1).bfloat16(), torch.nn.LazyLinear(4))
     described = environment.describe({}, {"actor": model})
     assert described["models"] == {
-        "actor": {"class": "Sequential", "parameters": 13, "dtypes": ["bfloat16", "float32"], "devices": ["cpu"]}
+        "actor": {
+            **{"class": "Sequential", "parameters": 13, "dtypes": ["bfloat16", "float32"], "devices": ["cpu"]},
+            "attention": None,
+        }
     }
     assert described["world_size"] == 1
 
