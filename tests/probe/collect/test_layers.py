@@ -34,8 +34,9 @@ class Model(torch.nn.Module):
 
 def note(name):
     found = [path.relative_to(dump) for path in dump.rglob("*")]
-    names = ("data", "reserve", "index", "manifest.json", "environment.json")  # also while they are written
-    notes[name] = sorted(path.as_posix() for path in found if path.parts[0].removesuffix(".partial").lstrip(".") not in names)
+    others = ("data", "reserve", "index", "manifest.json", "environment.json")
+    first = lambda path: path.parts[0].removesuffix(".partial").lstrip(".")  # also while they are written
+    notes[name] = sorted(path.as_posix() for path in found if first(path) not in others)
 
 actor, reference = Model(), Model()
 x = [torch.full((1, 2), float(number)) for number in range(9)]
