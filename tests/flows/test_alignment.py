@@ -62,6 +62,7 @@ def test_the_same_allowed_is_divergent(check: Check, seeded: Path) -> None:
     assert any("meant to differ" in note for note in document["notes"])
 
 
+@pytest.mark.slow
 def test_bfloat16_in_b_is_divergent_with_growth_and_a_plot(check: Check, tmp_path: Path) -> None:
     out = tmp_path / "out"
     bf16 = "check.b.trainer.config.megatron_training.bf16=true"

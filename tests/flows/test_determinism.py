@@ -113,6 +113,7 @@ def test_deterministic_is_identical_without_a_server(firstdiff: Callable[..., An
     assert document["replay"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("role", "module", "step", "stage"),
     [
@@ -329,6 +330,7 @@ def test_a_crashing_trainer_is_inconclusive_in_one_sentence(
     assert "the loader went away" in (tmp_path / "out/report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_resolved_profile_can_be_checked_again(
     check: Callable[..., Any], command_profile: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def command(file: Path, out: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "flows.cli", "check", str(file), "--out", str(out), *options]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [pytest.param(10, marks=pytest.mark.slow), 3])
 def test_many_at_once_on_a_fresh_machine_all_work_and_say_nothing_of_prefect(tmp_path: Path, number: int) -> None:
     file, home = profile(tmp_path), tmp_path / "prefect"
