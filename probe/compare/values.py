@@ -148,8 +148,9 @@ def _errors(a: Array, b: Array, dtype: str) -> _Errors:
         x, y = (np.where(both_nan, 0.0, parts).view(wide)[:, 0] for parts in (parts_x, parts_y))
         scale = np.fmax(np.abs(x), np.abs(y))
         ratio = np.where(np.isfinite(absolute) & np.isfinite(scale), absolute / scale, _scaled_ratio(x, y))
-        known = np.isfinite(absolute) | (np.isfinite(x) & np.isfinite(y))
-        relative = np.where(absolute == 0, 0.0, np.where(known, ratio, np.inf))
+        # a finite distance of what is infinite in both, in one part of a complex number, is none beside its magnitude
+        ratio = np.where(np.isfinite(x) & np.isfinite(y), ratio, np.where(np.isfinite(absolute), 0.0, np.inf))
+        relative = np.where(absolute == 0, 0.0, ratio)
         same_number = ((_parts(a) == _parts(b)) | both_nan).all(axis=1)  # in their own type
         ulp = None
         if dtype in FORMATS and not one_nan.any():

@@ -346,6 +346,13 @@ def test_the_answer_does_not_depend_on_the_memory_order(pair: tuple[Any, Any]) -
         assert repr(describe(*fortran)) == expected
 
 
+def test_a_part_that_is_infinite_in_both_hides_no_other_element() -> None:
+    left = np.array([complex(0, np.inf), complex(0, np.inf)], np.complex64)
+    right = np.array([complex(1, np.inf), 0], np.complex64)
+    assert describe(left[:1], right[:1]).max_relative == 0.0
+    assert describe(left, right).max_relative == np.inf
+
+
 def test_the_parts_of_the_answer_come_from_different_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "CHUNK", 4)
     left = np.ones(20, np.float32)
