@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from probe.config import IntegratedTrainer, Profile
 from probe.errors import InconclusiveError
-from probe.launch.launcher import IntegratedLauncher
+from probe.launch.launcher import launcher_for
 from probe.launch.plan import dump_folder, run_spec
 from probe.launch.running import Start, run_here
 from probe.types import RunSpec
@@ -49,31 +48,16 @@ def examine_workers(profile: Profile, folder: Path) -> Path:
     return dump
 
 
-def is_python(profile: Profile) -> bool:
-    """Whether a profile's workers are Python interpreters that can be asked."""
-    if isinstance(profile.trainer, IntegratedTrainer):
-        return True
-    return Path(profile.trainer.command[0]).name.startswith("python")
-
-
 def _start_of(profile: Profile) -> Callable[[Path, RunSpec], Start]:
-    trainer = profile.trainer
-    if isinstance(trainer, IntegratedTrainer):
-        launcher = IntegratedLauncher(profile, trainer)
+    """How the profile's own launcher starts it, but for what is run."""
+    integrated, launcher = isinstance(profile.trainer, IntegratedTrainer), launcher_for(profile)
 
-        def integrated(folder: Path, spec: RunSpec) -> Start:
-            start = launcher.start(folder, spec)
-            return Start([*start.command, "--examine"], start.cwd, start.env)
+    def start(folder: Path, spec: RunSpec) -> Start:
+        own = launcher.start(folder, spec)
+        if integrated:
+            return replace(own, command=[*own.command, "--examine"])
+        if not Path(own.command[0]).name.startswith("python"):
+            raise InconclusiveError(f"the workers cannot be asked: {own.command[0]} is no Python interpreter")
+        return replace(own, command=[own.command[0], "-c", _ASK])
 
-        return integrated
-    if not is_python(profile):
-        raise InconclusiveError(f"the workers cannot be asked: {trainer.command[0]} is no Python interpreter")
-    program = trainer.command[0]
-
-    def command(folder: Path, spec: RunSpec) -> Start:
-        del folder, spec
-        return Start(
-            [sys.executable if program == "python" else program, "-c", _ASK], Path(trainer.cwd), trainer.variables
-        )
-
-    return command
+    return start

@@ -82,3 +82,10 @@ def test_the_summary_names_what_differs() -> None:
     lines = summary(document)
     assert lines[-3:] == ["not in effect: rank 1: x", "not alike: rank 1: y", "a note"]
     assert any(line.startswith("cpu_model: ") for line in lines)
+
+
+@pytest.mark.slow
+def test_a_script_is_asked_as_a_command_is(tmp_path: Path) -> None:
+    found = examine_profile(_profile(tmp_path, kind="script", env={"HCCL_DETERMINISTIC": "false"}))
+    assert found["problem"] is None
+    assert found["not_in_effect"] == ["HCCL_DETERMINISTIC is false, determinism.hccl_deterministic asks for true"]
