@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from probe.adapters import Host
+from probe.adapters import Host, ray_workers
 from probe.errors import FirstdiffError
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class Opening:
             Finalize(None, self.close, exitpriority=100)
         else:
             atexit.register(self.close)
+        if ray_workers.is_worker():
+            ray_workers.end_with_driver(self._host, self.close)
         return self.probe
 
     def close(self) -> None:

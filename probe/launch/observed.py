@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from probe.adapters import bootstrap
+from probe.adapters import bootstrap, ray_workers
 
 _FOLDER = bootstrap.SEEN
 _MOST = 5
@@ -52,8 +52,21 @@ def problems(folder: Path) -> list[str]:
         folder: The run's folder.
     """
     said = sorted({file.read_text(encoding="utf-8") for file in (folder / _FOLDER).glob("problem-*")})
+    said += _of_another_ray(folder)
     more = [f"and {len(said) - _MOST} more"] if len(said) > _MOST else []
     return [*said[:_MOST], *more]
+
+
+def _of_another_ray(folder: Path) -> list[str]:
+    """What to say of a Ray that ran before the script: its workers do not know of the check."""
+    elsewhere = folder / _FOLDER / ray_workers.ELSEWHERE
+    if not elsewhere.exists() or (folder / _FOLDER / ray_workers.WORKER).exists():
+        return []
+    return [
+        f"the script uses a Ray that was running already ({elsewhere.read_text(encoding='utf-8')}), whose workers are"
+        " not observed: unset RAY_ADDRESS, give ray.init address='local', or stop that Ray, so that the script starts"
+        " one of its own"
+    ]
 
 
 def forget(folder: Path) -> None:

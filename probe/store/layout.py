@@ -239,6 +239,10 @@ def claim(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         occupied = any(folder.iterdir())
+        if not occupied:
+            (folder / MANIFEST).open("xb").close()  # of two processes at the same moment, one has the folder
+    except FileExistsError:
+        occupied = True
     except OSError as error:
         raise DumpError(f"{folder}: the dump folder cannot be made ({error.strerror})") from error
     if occupied:
