@@ -13,12 +13,18 @@ import pytest
 from tests.probe.adapters.conftest import Observed, Observing
 
 pytestmark = pytest.mark.slow
+ALONE = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # also to find a Ray, it keeps to the loopback
+    "RAY_AUTH_MODE": "disabled",
+}
 
 
 @pytest.fixture
 def on_ray(observe: Observing, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Observed]:
     """Runs the script that trains in actors."""
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in ALONE.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     observe.copy("on_ray.py")
     return lambda *options: observe("on_ray.py", *options)
@@ -39,7 +45,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
         stdout=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        env={**os.environ, **ALONE},
     )
     assert process.stdout is not None and process.stdin is not None
     with process.stdout, process.stdin:
