@@ -1,7 +1,8 @@
 """How trainers are observed that do not call ``probe.Probe``: in their own processes, through that same ``Probe``.
 
 ``bootstrap`` is what their Python processes run first; it calls ``install`` of the adapter of a library when that has
-been imported (``bootstrap.WATCHED``). ``script`` is the adapter of torch itself: any script, with no edit.
+been imported (``bootstrap.WATCHED``). ``script`` is the adapter of torch itself: any script, with no edit;
+``mindspeed_rl`` stands in for the class through which MindSpeed-RL records.
 """
 
 from __future__ import annotations
