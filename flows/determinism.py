@@ -29,6 +29,7 @@ from flows.stale import MOST_TRIES
 from flows.states import state_of, state_of_error
 from probe.checks import open_check
 from probe.compare import worker_notes
+from probe.compare.rollouts import sample_notes
 from probe.config import Profile, Request, mapping_yaml, parse_request, resolve, to_yaml
 from probe.config.request import (
     SOURCE,
@@ -213,14 +214,16 @@ def profile_yaml(profile: Profile) -> str:
 def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     """Steps 1 to 6; fills in the result as it goes, so that a failure keeps what was found."""
     a, b, last_step, failures = _first_pair(profile, folder, result)
-    result.trainer_steps = _steps(a) + _steps(b)
-    result.recipe_steps = 2 * max(_steps(a), _steps(b))
+    trained = [_trained(profile, dump) for dump in (a, b)]
+    result.trainer_steps = sum(trained)
+    result.recipe_steps = 2 * max(trained)
     comparison = compare_key_data(_whole(a), _whole(b), last_step)
     result.key_data = comparison
     result.verdict = comparison.verdict
     traces = compare_traces(a.folder, b.folder, last_step)
     result.judge_traces(traces)
     result.notes += [*map(str, failures), *reservations(a, b, comparison), *worker_notes(a.folder)]
+    result.notes += sample_notes(comparison, a.folder, b.folder)
     result.tables.append(make_key_data_tables(a.folder, b.folder, folder / "keydata"))
     result.configurations = compare_configurations(a.folder, b.folder, profile.check.meant_to_differ)
     if failures and not (comparison.differences or traces.differences):
@@ -278,7 +281,7 @@ def _first_pair(
     """
     dumps: list[Dump] = []
     failures: list[TrainerError] = []
-    last_step = profile.check.last_step
+    last_step = profile.last_step
     for run in ("a", "b"):
         try:
             result.runs[run] = collect_key_data(profile, folder, run, last_step)
@@ -323,7 +326,7 @@ def _second_pair(
         result.log_tail = error.log_tail
         return None
     result.layers = second.layers
-    result.trainer_steps += _steps(second.c) + _steps(read_dump(result.runs["d"]))
+    result.trainer_steps += _trained(profile, second.c) + _trained(profile, read_dump(result.runs["d"]))
     if reason is None:
         result.tables.append(make_layer_tables(result.runs["c"], result.runs["d"], folder / "layers"))
     return second
@@ -343,3 +346,8 @@ def _whole(value: Value) -> Value:
 
 def _steps(dump: Dump) -> int:
     return dump.steps_finished or 0
+
+
+def _trained(profile: Profile, dump: Dump) -> int:
+    """How many training steps a run took."""
+    return max(0, _steps(dump) - profile.first_step)

@@ -23,7 +23,7 @@ from probe.config.request import SOURCE
 from probe.errors import ConfigError
 
 ALLOW = "FIRSTDIFF_ALLOW_COMMANDS"
-KEYS = ("kind", "command", "cwd", "env", "repo")
+KEYS = ("kind", "command", "cwd", "env", "repo", "python", "entry", "script", "overrides")
 """Keys of ``trainer`` that say what runs."""
 _NOT_SET = ("", "0", "false", "no", "off")
 

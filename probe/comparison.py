@@ -21,9 +21,18 @@ from probe.compare import (
     worker_notes,
 )
 from probe.compare.entries import NOTHING_RECORDED
-from probe.compare.rollouts import by_place, in_another_order, say_texts
+from probe.compare.rollouts import by_place, say_texts, text_note
 from probe.errors import DumpError, UsageError
-from probe.locate import Cause, Conclusion, SecondPair, cause_of_checkpoints, conclude, first_key_data, locate_trace
+from probe.locate import (
+    Cause,
+    Conclusion,
+    SecondPair,
+    cause_of_checkpoints,
+    conclude,
+    first_key_data,
+    judge_samples,
+    locate_trace,
+)
 from probe.locate.cause import cause_of_layers
 from probe.report import (
     CheckResult,
@@ -175,8 +184,7 @@ def _compare(a: Source, b: Source, allow_different: Sequence[str], compare_recor
     result.notes += worker_notes(a.records)
     result.notes += dict.fromkeys([*a.notes, *b.notes])
     if first is not None and a.rollouts and first.entry.record.path and first.entry.problem:
-        place = f"step {first.entry.step}, {first.entry.record.tag} of sample {first.entry.record.path}"
-        result.notes.insert(0, f"{place}: {first.entry.problem}")
+        result.notes.insert(0, text_note(first.entry))
     if has_layers and (places := (Place.of_root(a.layers), Place.of_root(b.layers)))[0] != places[1]:
         result.notes.append(f"a is {places[0].words or 'a whole dump'}, b {places[1].words or 'a whole dump'}")
     result.judge_traces(traces)
@@ -189,11 +197,7 @@ def _compare(a: Source, b: Source, allow_different: Sequence[str], compare_recor
         conclusion = conclude(first, key_data, dump_a, dump_b, second, result.trace_answer)
         if conclusion.first is None and (located := cause_of_layers(None, layers, _RUNS)) is not None:
             conclusion = Conclusion(*located)
-        elif first is not None and a.rollouts and in_another_order(first.entry, files_a, files_b):
-            why = "the samples of the step are the same in another order: data order, sampler, or order of results"
-            conclusion = replace(
-                conclusion, cause=replace(conclusion.cause, kind="data", explanation=why, permutation=True)
-            )
+        conclusion = judge_samples(conclusion, first, files_a, files_b)
         result.conclude(replace(conclusion, reproduced=None, sides_with=None, notes=[]))  # there is no second pair
     return result
 

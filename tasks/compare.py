@@ -14,6 +14,7 @@ from probe.compare import compare_configurations as compare_experiments
 from probe.compare import compare_layers as compare_windows
 from probe.compare import compare_traces as compare_events
 from probe.compare.processes import compare_bytes
+from probe.compare.rollouts import beside, say_texts
 from probe.comparison import compare_dumps
 from probe.locate import SecondPair
 from probe.report import Tables, key_data_tables, layer_tables
@@ -43,6 +44,7 @@ def compare_key_data(a: Dump, b: Dump, last_step: int | None) -> KeyDataComparis
     """Compares every record of two runs."""
     begin(Begun(2, "comparing key data"))
     result = compare_mapped(compare_ranks, a, b, last_step)
+    say_texts(result, *beside(a.folder, b.folder))
     log.info("compared %d records: %d differ", result.compared, result.differences)
     return result
 

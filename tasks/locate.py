@@ -7,7 +7,17 @@ import logging
 from prefect import task
 
 from probe.compare import KeyDataComparison, TraceComparison
-from probe.locate import Conclusion, FirstKeyData, SecondPair, TraceAnswer, conclude, first_key_data, locate_trace
+from probe.compare.rollouts import beside
+from probe.locate import (
+    Conclusion,
+    FirstKeyData,
+    SecondPair,
+    TraceAnswer,
+    conclude,
+    first_key_data,
+    judge_samples,
+    locate_trace,
+)
 from probe.store.reader import Dump
 from tasks import UNCACHED, Begun, begin
 
@@ -40,4 +50,4 @@ def name_first_difference(
 ) -> Conclusion:
     """Names the first differing module, or what else the first difference means."""
     begin(Begun(6, "naming the cause"))
-    return conclude(first, comparison, a, b, second, answer)
+    return judge_samples(conclude(first, comparison, a, b, second, answer), first, *beside(a.folder, b.folder))

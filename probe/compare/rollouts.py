@@ -3,17 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
 from dataclasses import replace
 from pathlib import Path
 
 from probe.compare.entries import Entry, KeyDataComparison
 from probe.errors import DumpError
-from probe.store.rollouts import RolloutFile, column_of, rows_permuted, unlike_texts
+from probe.store.rollouts import NAMED_AT_RANDOM, RolloutFile, column_of, names_are_random, rows_permuted, unlike_texts
+from probe.store.verl import samples_of
 
 _READ_AGAIN = 50
 """Most texts that are read again to say from where on they differ."""
 
 Files = Mapping[tuple[int, str], Path]
+
+
+def beside(a: Path, b: Path) -> tuple[Files, Files]:
+    """The samples that lie beside the dumps of two runs of verl; none beside any other.
+
+    Args:
+        a: The dump folder of one run.
+        b: That of the other.
+    """
+    return by_place(samples_of(a)), by_place(samples_of(b))
+
+
+def sample_notes(key_data: KeyDataComparison, a: Path, b: Path) -> list[str]:
+    """What people should know of the samples of two runs of verl, one sentence each; nothing of other runs.
+
+    Args:
+        key_data: How they compare, the texts said (``say_texts``).
+        a: The dump folder of one run.
+        b: That of the other.
+    """
+    files = beside(a, b)[0]
+    if not files:
+        return []
+    said = []
+    with suppress(DumpError):  # which has been said
+        said += [NAMED_AT_RANDOM] if any(names_are_random(path) for path in islice(files.values(), 1)) else []
+    first = min(key_data.differing, key=lambda entry: entry.order, default=None)
+    if first is not None and first.record.path and first.problem:
+        said.append(text_note(first))
+    return said
+
+
+def text_note(entry: Entry) -> str:
+    """What a text that differs is, and from where on it does.
+
+    Args:
+        entry: The difference.
+    """
+    return f"step {entry.step}, {entry.record.tag} of sample {entry.record.path}: {entry.problem}"
 
 
 def by_place(files: list[RolloutFile]) -> Files:

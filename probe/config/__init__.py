@@ -33,6 +33,7 @@ from probe.config.trainers import CommandTrainer, IntegratedTrainer, Launch, Scr
 from probe.config.training import GenerateConfig, MegatronTraining, ModelConfig, SamplingConfig, TrainingConfig
 from probe.config.variables import Source, filled_in, hand_on, has_sources
 from probe.config.variant import plain, profile_of
+from probe.config.verl import VerlTrainer
 from probe.config.yaml_text import with_values
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "TrainerRunConfig",
     "TrainingConfig",
     "UpdateConfig",
+    "VerlTrainer",
     "filled_in",
     "find_profile",
     "hand_on",

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from probe.errors import ConfigError
 from probe.masking import is_secret
 
-_KINDS = (["integrated"], ["command"], ["script"], ["mindspeed_rl"])
+_KINDS = (["integrated"], ["command"], ["script"], ["mindspeed_rl"], ["verl"])
 """Kinds of trainers, as they stand in a place that pydantic gives."""
 
 

@@ -136,7 +136,7 @@ def _resolved(raw: dict[str, Any], base: Path, source: str) -> Profile:
                 raise ConfigError(source, f"trainer.{key}", problem)
         if isinstance(trainer.get("local_dump"), str):
             trainer["local_dump"] = os.path.realpath(base / trainer["local_dump"])
-        if trainer.get("kind") in ("command", "script"):
+        if trainer.get("kind") in ("command", "script", "verl"):
             trainer["cwd"] = os.path.realpath(base / str(trainer.get("cwd", ".")))
         if isinstance(trainer.get("repo"), str) and trainer["repo"]:
             trainer["repo"] = os.path.realpath(base / trainer["repo"])

@@ -10,6 +10,7 @@ from probe.config.base import StrictModel
 from probe.config.mindspeed import MindSpeedRLTrainer
 from probe.config.trainers import CommandTrainer, IntegratedTrainer, ScriptTrainer
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
+from probe.config.verl import VerlTrainer
 from probe.types import ROLES_OF_STAGE, DigestPlace, Stage
 
 _WITH_GRADIENTS = (None, "actor_update", "critic_update")
@@ -69,11 +70,6 @@ class Check(StrictModel):
     def meant_to_differ(self) -> list[str]:
         """All keys in which the two runs may differ."""
         return [*self.allow_different, *self.b]
-
-    @property
-    def last_step(self) -> int | None:
-        """The last step that is recorded and compared; None where all are."""
-        return None if self.steps is None else self.steps - 1
 
 
 class Layers(StrictModel):
@@ -213,7 +209,8 @@ class Profile(StrictModel):
     """One experiment."""
 
     trainer: Annotated[
-        IntegratedTrainer | CommandTrainer | ScriptTrainer | MindSpeedRLTrainer, Field(discriminator="kind")
+        IntegratedTrainer | CommandTrainer | ScriptTrainer | MindSpeedRLTrainer | VerlTrainer,
+        Field(discriminator="kind"),
     ]
     """What is run."""
     check: Check = Field(default_factory=Check)
@@ -226,12 +223,22 @@ class Profile(StrictModel):
     """Planted faults, for the integrated trainer."""
 
     @property
+    def first_step(self) -> int:
+        """The number that the trainer gives to its first training step."""
+        return 1 if isinstance(self.trainer, VerlTrainer) else 0
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that is recorded and compared; None where all are."""
+        return None if self.check.steps is None else self.check.steps - 1 + self.first_step
+
+    @property
     def remarks(self) -> list[str]:
         """What to say before the training starts: settings that have less effect than they seem to."""
         if self.trainer.kind != "integrated":
             return []
         said = [f"trainer.config.{sentence}" for sentence in self.trainer.config.beyond_the_end]
-        last = self.check.last_step
+        last = self.last_step
         for index, fault in enumerate(self.faults):
             if last is not None and fault.step is not None and fault.step > last:
                 said.append(

@@ -14,11 +14,13 @@ from probe.config import (
     Profile,
     ScriptTrainer,
     TrainerRunConfig,
+    VerlTrainer,
     to_yaml,
 )
 from probe.launch.mindspeed_rl import MindSpeedRLLauncher
 from probe.launch.observed import forget, problems, why_nothing
 from probe.launch.running import Start
+from probe.launch.verl import VerlLauncher
 from probe.launch.whole import found_command, run_whole
 from probe.store.layers import msprobe_missing
 from probe.store.writer import mark_incomplete
@@ -200,6 +202,8 @@ def launcher_for(profile: Profile) -> Launcher:
         return IntegratedLauncher(profile, trainer)
     if isinstance(trainer, ScriptTrainer):
         return ScriptLauncher(profile, trainer)
+    if isinstance(trainer, VerlTrainer):
+        return VerlLauncher(profile, trainer)
     if isinstance(trainer, MindSpeedRLTrainer):
         return MindSpeedRLLauncher(profile, trainer)
     return CommandLauncher(profile, trainer)

@@ -48,7 +48,7 @@ def run_spec(
         if target.stage == "actor_generate_sequences":
             tokens = (0, target.token)
     if last_step is None:
-        last_step = target.step if target is not None else profile.check.last_step
+        last_step = target.step if target is not None else profile.last_step
     return RunSpec(
         run=run,
         dump_path=str(dump_path),
@@ -73,7 +73,7 @@ def run_spec(
 def training_steps(profile: Profile, spec: RunSpec) -> int | None:
     """How many training steps a run takes: up to the last that is needed; None where only its trainer knows."""
     if spec.last_step is not None:
-        return spec.last_step + 1
+        return spec.last_step + 1 - profile.first_step
     if profile.trainer.kind != "integrated":
         return None
     return profile.trainer.config.megatron_training.train_iters

@@ -9,6 +9,7 @@ from probe.locate.conclude import Conclusion, SecondPair, conclude
 from probe.locate.equivalent import equivalent_entries
 from probe.locate.first import FirstKeyData, first_key_data, target_of
 from probe.locate.reruns import Reruns, judge_reruns
+from probe.locate.samples import judge_samples
 from probe.locate.trace import TraceAnswer, is_earliest, locate_trace, target_of_answer
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "how",
     "is_earliest",
     "judge_reruns",
+    "judge_samples",
     "locate_trace",
     "target_of",
     "target_of_answer",

@@ -12,6 +12,8 @@ from probe.errors import DumpError
 from probe.store.reader import Dump, read_values
 from probe.types import ROLES_OF_STAGE, STAGE_OF_TAG, STAGES, Target
 
+VALIDATION = "validation."
+"""Begins the tags of the samples of a validation in a run of verl."""
 ALL_TOKENS = 1_000_000
 """A token beyond the last of any response."""
 
@@ -66,7 +68,8 @@ def target_of(first: FirstKeyData, a: Dump, b: Dump) -> Target | None:
     if stage is None:
         return None
     token = _first_token(first, a, b) if stage == "actor_generate_sequences" else 0
-    return Target(first.entry.step, stage, token)
+    after = first.entry.record.tag.startswith(VALIDATION)  # its samples come after the step's update
+    return Target(first.entry.step + after, stage, token)
 
 
 def _first_token(first: FirstKeyData, a: Dump, b: Dump) -> int:

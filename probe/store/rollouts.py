@@ -3,6 +3,9 @@
 Each line is a sample: ``input``, ``output``, ``gts``, ``score``, ``step``, and whatever the reward function adds. A
 step's numbers become one record a column, texts and all else one record a row (``responses.3``), without values: the
 texts stay in the files, and are read again where they differ.
+
+Newer versions sort the samples of a step by names that are random in every run (``uid``): what order they stand in says
+nothing then. Samples of one prompt stay together, in their own order; prompts are put into that of their texts.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,14 @@ _TAGS = {"input": "prompts", "output": "responses", "score": "rewards"}
 """Tags of the columns that verl itself writes; all others keep their names."""
 RANDOM = ("request_id",)
 """Columns that differ in every run and say nothing of it."""
+NAMES = "uid"
+"""A column that is such a one where all of it was made like ``_GENERATED``."""
+_GENERATED = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(\d{1,9})_(\d{1,9})")
+"""What verl makes of a random UUID for each prompt, and the numbers of its samples and of their parts."""
+NAMED_AT_RANDOM = (
+    "verl sorts the samples of a step by random names: prompts are compared in the order of their texts, and another"
+    " order of the prompts within one step is not seen"
+)
 _LONGEST_LINE = 1 << 28
 _SHOWN = 60
 _ABSENT = object()
@@ -76,12 +88,21 @@ def find_rollouts(root: Path) -> list[RolloutFile]:
     return sorted(found, key=lambda file: (file.step, file.folder))
 
 
-def convert_rollouts(files: list[RolloutFile], target: Path) -> list[str]:
+def convert_rollouts(
+    files: list[RolloutFile],
+    target: Path,
+    run: str = "rollouts",
+    configuration: dict[str, Any] | None = None,
+    complete: bool = True,
+) -> list[str]:
     """Writes the samples as a dump folder.
 
     Args:
         files: The sample files, by step.
         target: A new folder.
+        run: What its run is called.
+        configuration: What was run, where that is known.
+        complete: Whether the run ended as it should.
 
     Returns:
         What people should know, one sentence each.
@@ -90,20 +111,32 @@ def convert_rollouts(files: list[RolloutFile], target: Path) -> list[str]:
         DumpError: A file is damaged.
     """
     target.mkdir(parents=True)
-    writer = DumpWriter(target, "rollouts", keep_values=True)
+    writer = DumpWriter(target, run, keep_values=True)
     left_out: set[str] = set()
     whole = False
     try:
+        if configuration is not None:
+            writer.write_file(layout.CONFIGURATIONS, configuration)
         for file in files:
             try:
                 left_out |= _convert(file, writer)
             except RecordError as error:
                 raise DumpError(f"{file.path}: {error}") from error
         writer.finish_step(files[-1].step)
-        whole = True
+        whole = complete
     finally:
         writer.close(whole)
-    return [f"{', '.join(sorted(left_out))}: names of requests, random in every run, do not count"] if left_out else []
+    said = [f"{', '.join(sorted(left_out))}: random in every run, does not count"] if left_out else []
+    return [*said, NAMED_AT_RANDOM] if NAMES in left_out else said
+
+
+def names_are_random(path: Path) -> bool:
+    """Whether the samples of a file are sorted by names that are random in every run.
+
+    Raises:
+        DumpError: It is damaged.
+    """
+    return any(_GENERATED.fullmatch(str(row.get(NAMES))) for _, row in islice(_lines(path), 1))
 
 
 def rows_permuted(one: Path, two: Path) -> bool:
@@ -134,11 +167,32 @@ def column_of(tag: str) -> str:
 
 
 def rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The samples of a file, with their numbers.
+    """The samples of a file, with their numbers: in the order of the file, unless that is random.
 
     Raises:
         DumpError: It cannot be read, or a line is no sample.
     """
+    return enumerate(_in_order([row for _, row in _lines(path)]))
+
+
+def _in_order(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Samples in an order that two runs have in common."""
+    places = [_GENERATED.fullmatch(str(row.get(NAMES))) for row in samples]
+    groups: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
+    for row, place in zip(samples, places, strict=True):
+        if place is None:
+            return samples
+        groups.setdefault(place.group(1), []).append((int(place.group(2)), int(place.group(3)), row))
+    ordered = []
+    for group in groups.values():
+        group.sort(key=lambda entry: entry[:2])
+        inside = [row for *_, row in group]
+        ordered.append((str(inside[0].get("input")), [_without_random(row) for row in inside], inside))
+    ordered.sort(key=lambda entry: entry[:2])
+    return [row for *_, inside in ordered for row in inside]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with layout.reading(path) as stream:
         number = 0
         while line := stream.readline(_LONGEST_LINE):
@@ -164,13 +218,14 @@ def _convert(file: RolloutFile, writer: DumpWriter) -> set[str]:
         count = number + 1
         for values in columns.values():
             values += [_ABSENT] * (count - len(values))
+    left_out = _random(columns)
     for name, values in columns.items():
-        if name in RANDOM:
+        if name in left_out:
             continue
         tag = ".".join([*file.folder.split("/"), _TAGS.get(name, name)]) if file.folder else _TAGS.get(name, name)
         layout.check_tag(tag)
         place = (tag, file.step, 0, 0)
-        stage = STAGE_OF_TAG.get(tag)
+        stage = STAGE_OF_TAG.get(_TAGS.get(name, name))
         array = _as_numbers(values)
         if array is not None:
             dtype, shape = array.dtype.name, array.shape
@@ -182,7 +237,15 @@ def _convert(file: RolloutFile, writer: DumpWriter) -> set[str]:
                 kind, content = _as_text(value)
                 writer.add(*place, str(number), stage, None, kind, (len(content),),
                            digest(kind, (len(content),), content))  # fmt: skip
-    return set(RANDOM) & set(columns)
+    return left_out
+
+
+def _random(columns: dict[str, list[Any]]) -> set[str]:
+    """The columns that say nothing of a run."""
+    found = set(RANDOM) & set(columns)
+    if all(_GENERATED.fullmatch(str(value)) for value in columns.get(NAMES, [_ABSENT])):
+        found.add(NAMES)
+    return found
 
 
 def _as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
@@ -202,4 +265,5 @@ def _as_text(value: Any) -> tuple[str, bytes]:
 
 
 def _without_random(row: dict[str, Any]) -> str:
-    return json.dumps({key: value for key, value in row.items() if key not in RANDOM}, sort_keys=True)
+    hidden = {*RANDOM, *([NAMES] if _GENERATED.fullmatch(str(row.get(NAMES))) else [])}
+    return json.dumps({key: value for key, value in row.items() if key not in hidden}, sort_keys=True)

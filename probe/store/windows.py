@@ -31,7 +31,7 @@ _NUMBER = r"(\d{1,9})"
 _STEP, _TRAINER_STEP = re.compile(f"step{_NUMBER}"), re.compile(f"step_{_NUMBER}")
 _RANK, _MICRO_STEP = re.compile(f"rank_?{_NUMBER}"), re.compile(f"micro_step{_NUMBER}")
 _NO_RANK = re.compile(r"proc\d+|rank|rank_unknown")
-_STAGES = {
+STAGES_OF_VERL = {
     "ref_compute_log_prob": "reference_compute_log_prob",
     "compute_values": "critic_compute_values",
     "rollout_generate": "actor_generate_sequences",
@@ -73,7 +73,7 @@ class Place:
         micro = found["micro_step"] or (inner if steps else [])
         name = "/".join(stage)
         return Place(
-            _STAGES.get(name, name) if stage else None,
+            STAGES_OF_VERL.get(name, name) if stage else None,
             next(iter(steps or inner[-1:]), None),
             next(iter(found["rank"]), None),
             next(iter(micro), None),
@@ -95,7 +95,7 @@ def _named_by(folder: Path) -> tuple[str, ...]:
     """The end of a folder's path that names a place: steps and ranks, and among them known stages."""
     taken: list[str] = []
     for part in reversed(folder.absolute().parts):
-        if part not in STAGES and part not in _STAGES and Place.of((part,)).stage is not None:
+        if part not in STAGES and part not in STAGES_OF_VERL and Place.of((part,)).stage is not None:
             break
         taken.append(part)
     return tuple(reversed(taken))

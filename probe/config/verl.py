@@ -1,0 +1,64 @@
+"""The ``verl`` trainer of a profile: hydra's overrides, and the interpreter that has verl."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from probe.config.base import problem_of_text
+from probe.config.trainers import Surrounded
+
+_OWN = ("global_profiler", "trainer.rollout_data_dir", "trainer.validation_data_dir", "hydra.run.dir")
+"""Keys, and sections, of verl's configuration that a check sets itself."""
+
+
+class VerlTrainer(Surrounded):
+    """verl, as it is installed: ``python -m verl.trainer.main_ppo`` with overrides."""
+
+    kind: Literal["verl"]
+    """Which trainer."""
+    overrides: list[str] = Field(default_factory=list)
+    """Hydra's overrides, one ``key=value`` an entry, as they stand on verl's command line."""
+    entry: str = Field(default="verl.trainer.main_ppo", pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+    """The module that is run: verl's own, or that of a recipe with the same configuration."""
+    python: str = Field(default="python", min_length=1)
+    """The interpreter that has verl; ``python`` is the one that runs Firstdiff."""
+    cwd: str = "."
+    """Working folder, relative to the profile's folder."""
+    look_back: int = Field(default=1, ge=1)
+    """Steps before the first samples that differ whose layers are dumped, whole tensors of all modules. A difference in
+    the weights shows in the samples as soon as another token is drawn, which may take some steps: where the answer is
+    that the weights differed before, a larger number looks further back."""
+
+    @model_validator(mode="after")
+    def _a_process_can_be_started(self) -> VerlTrainer:
+        texts = {"python": self.python, "cwd": self.cwd}
+        texts |= {f"overrides.{index}": text for index, text in enumerate(self.overrides)}
+        for key, text in texts.items():
+            if problem := problem_of_text(text):
+                raise ValueError(f"{key}: {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def _ray_places_its_processes(self) -> VerlTrainer:
+        if self.nproc_per_node is not None or self.nnodes > 1 or self.node_rank or self.rdzv_endpoint is not None:
+            raise ValueError(
+                "nproc_per_node, nnodes, node_rank and rdzv_endpoint are torchrun's: Ray places verl's workers (the"
+                " overrides trainer.n_gpus_per_node and trainer.nnodes)"
+            )
+        if self.local_dump is not None:
+            raise ValueError(
+                "local_dump: verl's workers write into the check's folder, which all hosts must share; remove the key"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_check_sets_what_is_recorded(self) -> VerlTrainer:
+        for index, text in enumerate(self.overrides):
+            key, equals, _ = text.lstrip("+~").partition("=")
+            if not equals and not text.startswith("~"):
+                raise ValueError(f"overrides.{index}: must be key=value, not {text!r:.80}")
+            if any(key == own or key.startswith(f"{own}.") for own in _OWN):
+                raise ValueError(f"overrides.{index}: a check sets {key} itself; remove this entry")
+        return self
