@@ -28,7 +28,7 @@ from flows.secrets import with_secrets
 from flows.stale import MOST_TRIES
 from flows.states import state_of, state_of_error
 from probe.checks import open_check
-from probe.compare import worker_notes
+from probe.compare import LayerComparison, worker_notes
 from probe.compare.rollouts import sample_notes
 from probe.config import Profile, Request, mapping_yaml, parse_request, resolve, to_yaml
 from probe.config.request import (
@@ -51,7 +51,16 @@ from probe.disk import require_room, settle
 from probe.errors import ConfigError, DumpError, FirstdiffError, InconclusiveError, TrainerError
 from probe.history import begin
 from probe.launch import devices_reserved, dump_folder, launcher_for, leading
-from probe.locate import SecondPair, capture_of_answer, is_earliest, target_of, target_of_answer, why_no_capture
+from probe.locate import (
+    FirstKeyData,
+    SecondPair,
+    capture_of_answer,
+    is_earliest,
+    target_before,
+    target_of,
+    target_of_answer,
+    why_no_capture,
+)
 from probe.masking import masked_profile
 from probe.replay import not_replayed, summary
 from probe.report import CheckResult, Tables, reservations
@@ -61,6 +70,7 @@ from tasks.collect import collect_key_data, collect_layers
 from tasks.compare import (
     compare_configurations,
     compare_key_data,
+    compare_last_layers,
     compare_layers,
     compare_traces,
     make_key_data_tables,
@@ -222,18 +232,21 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     result.verdict = comparison.verdict
     traces = compare_traces(a.folder, b.folder, last_step)
     result.judge_traces(traces)
+    last = None
+    if profile.trainer.kind == "verl":  # whose samples show no weights
+        result.judge_last_layers(last := compare_last_layers(a.folder, b.folder))
     result.notes += [*map(str, failures), *reservations(a, b, comparison), *worker_notes(a.folder)]
     result.notes += sample_notes(comparison, a.folder, b.folder)
     result.tables.append(make_key_data_tables(a.folder, b.folder, folder / "keydata"))
     result.configurations = compare_configurations(a.folder, b.folder, profile.check.meant_to_differ)
-    if failures and not (comparison.differences or traces.differences):
+    if failures and not (comparison.differences or traces.differences or (last and last.differences)):
         raise failures[0]
     first, answer = locate_first_divergence(_whole(comparison), _whole(traces))
     result.first_key_data, result.trace_answer = first, answer
     result.judge_experiments()
     if (error := result.configurations.error) is not None:
         raise InconclusiveError(error)
-    target = None if first is None else target_of(first, a, b)
+    target = _target(first, a, b, last)
     leads = answer if answer is not None and is_earliest(answer, first) else None
     capture = None
     unlike = bool(profile.check.b)  # on purpose: what either run does by itself would say nothing of the difference
@@ -242,7 +255,8 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
         capture = capture_of_answer(leads) if profile.check.replay and not unlike else None
     second = None if target is None or result.equivalent else _second_pair(profile, folder, target, result, capture)
     dumps = _whole(a), _whole(b)
-    result.conclude(name_first_difference(_whole(first), _whole(comparison), *dumps, _whole(second), _whole(answer)))
+    found = _whole(first), _whole(comparison), *dumps, _whole(second), _whole(answer), _whole(last)
+    result.conclude(name_first_difference(*found))
     if result.verdict != "divergent":
         return
     if not profile.check.replay:
@@ -255,6 +269,13 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
         result.replay = not_replayed("runs c and d, of which one captures the module, could not be had").as_dict()
     else:
         _replay(folder, result)
+
+
+def _target(first: FirstKeyData | None, a: Dump, b: Dump, last: LayerComparison | None) -> Target | None:
+    """Which layers to dump by what the first pair shows, traces aside; None where that leads to none."""
+    if first is not None:
+        return target_of(first, a, b)
+    return None if last is None else target_before(last)
 
 
 def _replay(folder: Path, result: CheckResult) -> None:

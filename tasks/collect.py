@@ -8,7 +8,15 @@ from pathlib import Path
 from prefect import task
 
 from probe.config import Profile, profile_of
-from probe.launch import begin_run, dump_folder, is_finished, launcher_for, run_spec, training_steps
+from probe.launch import (
+    begin_run,
+    dump_folder,
+    is_finished,
+    launcher_for,
+    records_as_it_trains,
+    run_spec,
+    training_steps,
+)
 from probe.types import CaptureRequest, Target
 from tasks import UNCACHED, Begun, begin
 from tasks.progress import shown_progress
@@ -47,8 +55,9 @@ def _collect(
     begin_run(dump.parent)
     steps = training_steps(own, spec)
     doing = "" if target is None else " and dumping the layers" if spec.dump_stages else " and capturing a module"
-    what = f"run {run}, training{doing}" + (f" of step {target.step}" if target else "")
-    begin(Begun(4 if target else 1, what, dump, steps))
+    live = records_as_it_trains(own)
+    where = "" if target is None else f" of step {target.step}" if live else f" of what came before step {target.step}"
+    begin(Begun(4 if target else 1, f"run {run}, training{doing}{where}", dump if live else None, steps))
     with shown_progress(run, dump, steps):
         launcher_for(own).run(dump.parent, spec)
     return dump

@@ -65,6 +65,14 @@ def make_key_data_tables(a: Path, b: Path, folder: Path) -> Tables:
     return key_data_tables(a, b, folder)
 
 
+@task(name="2 compare the last step's layers", **UNCACHED)
+def compare_last_layers(a: Path, b: Path) -> LayerComparison:
+    """Compares the layers that the first pair dumped."""
+    result = compare_windows(a, b)
+    log.info("compared %d layer events of the last step: %d differ", result.compared, len(result.differences))
+    return result
+
+
 @task(name="5 compare layers", **UNCACHED)
 def compare_layers(c: Path, d: Path) -> SecondPair:
     """Compares key data and layers of the second pair."""

@@ -6,7 +6,7 @@ import logging
 
 from prefect import task
 
-from probe.compare import KeyDataComparison, TraceComparison
+from probe.compare import KeyDataComparison, LayerComparison, TraceComparison
 from probe.compare.rollouts import beside
 from probe.locate import (
     Conclusion,
@@ -14,6 +14,7 @@ from probe.locate import (
     SecondPair,
     TraceAnswer,
     conclude,
+    conclude_of_last,
     first_key_data,
     judge_samples,
     locate_trace,
@@ -47,7 +48,10 @@ def name_first_difference(
     b: Dump,
     second: SecondPair | None,
     answer: TraceAnswer | None,
+    last: LayerComparison | None = None,
 ) -> Conclusion:
     """Names the first differing module, or what else the first difference means."""
     begin(Begun(6, "naming the cause"))
+    if first is None and last is not None and last.differences:
+        return conclude_of_last(last, second)
     return judge_samples(conclude(first, comparison, a, b, second, answer), first, *beside(a.folder, b.folder))

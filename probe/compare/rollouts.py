@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import islice
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from probe.compare.entries import Entry, KeyDataComparison

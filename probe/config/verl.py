@@ -26,6 +26,10 @@ class VerlTrainer(Surrounded):
     """The interpreter that has verl; ``python`` is the one that runs Firstdiff."""
     cwd: str = "."
     """Working folder, relative to the profile's folder."""
+    last_step: Literal["layers", "samples"] = "layers"
+    """What is compared of the last step: ``layers`` dumps all modules in both runs, whole tensors with the weights that
+    they have; with ``samples``, equal runs are at best inconclusive, as texts and rewards may be the same where weights
+    differ. The number of steps must be known: ``check.steps``, or the override ``trainer.total_training_steps``."""
     look_back: int = Field(default=1, ge=1)
     """Steps before the first samples that differ whose layers are dumped, whole tensors of all modules. A difference in
     the weights shows in the samples as soon as another token is drawn, which may take some steps: where the answer is

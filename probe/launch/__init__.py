@@ -9,7 +9,7 @@ from probe.launch.finished import begin_run, forget_results, is_finished
 from probe.launch.follow import follow
 from probe.launch.hosts import leading
 from probe.launch.launcher import CommandLauncher, IntegratedLauncher, Launcher, launcher_for
-from probe.launch.plan import check_folder, dump_folder, run_spec, training_steps
+from probe.launch.plan import check_folder, dump_folder, records_as_it_trains, run_spec, training_steps
 from probe.launch.process import run_process
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "is_running",
     "launcher_for",
     "leading",
+    "records_as_it_trains",
     "run_process",
     "run_spec",
     "running_checks",

@@ -72,11 +72,18 @@ def run_spec(
 
 def training_steps(profile: Profile, spec: RunSpec) -> int | None:
     """How many training steps a run takes: up to the last that is needed; None where only its trainer knows."""
+    if not records_as_it_trains(profile):
+        return None
     if spec.last_step is not None:
-        return spec.last_step + 1 - profile.first_step
+        return spec.last_step + 1
     if profile.trainer.kind != "integrated":
         return None
     return profile.trainer.config.megatron_training.train_iters
+
+
+def records_as_it_trains(profile: Profile) -> bool:
+    """Whether a run's dump grows while it lasts; of a run of verl it is made when that has ended."""
+    return profile.trainer.kind != "verl"
 
 
 def dump_folder(check: Path, run: str) -> Path:

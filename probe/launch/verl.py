@@ -16,7 +16,7 @@ from typing import Any
 
 from probe.config import Profile, VerlTrainer
 from probe.errors import InconclusiveError
-from probe.launch.requirements import refuse, unmet, value_at
+from probe.launch.requirements import is_number, refuse, unmet, value_at
 from probe.launch.running import Ended, Start
 from probe.launch.verl_compose import SOURCE, command_of, composed
 from probe.launch.verl_requirements import (
@@ -42,8 +42,8 @@ _STAGES_OF_ROLE = {
 """Our stages that the tool can dump: those whose workers carry its annotations, by the section of their profiler."""
 _TOOL = "global_profiler.global_tool_config.precision_debugger"
 _SAMPLES_ONLY = (
-    "compared are the samples that verl writes, the texts and rewards of each step: a difference in weights shows there"
-    " only when another token is drawn from it"
+    "compared are samples alone, the texts and rewards of each step: a difference in weights shows there only when"
+    " another token is drawn from it, so equal runs are at best inconclusive"
 )
 
 
@@ -70,7 +70,9 @@ class VerlLauncher:
         if not self._profile.determinism.enforce:
             refuse(SOURCE, configuration, lacking)
         said = [f"{one.key}={_quoted(one.value)} is added (determinism: enforce); else {one.why}" for one in lacking]
-        said += [_SAMPLES_ONLY, *not_enforced(configuration)]
+        last = self._last_dumped(self._profile.last_step, configuration)
+        compared = f"compared are the samples of each step, and the layers of step {last}, the last one"
+        said += [_SAMPLES_ONLY if last is None else compared, *not_enforced(configuration)]
         if (address := self._cluster(configuration)) is not None:
             said.append(
                 f"verl runs on the Ray cluster at {address}, which was there before: Ray ends its workers when their"
@@ -99,9 +101,7 @@ class VerlLauncher:
         values = {**{one.key: one.value for one in lacking}, **self._recorded(folder, spec, configuration)}
         own = [f"++{key}={_quoted(value)}" for key, value in values.items()]
         outputs = f"hydra.run.dir={_quoted(str(folder / left.FOLDER / 'outputs'))}"
-        return Start(
-            command_of(self._trainer, [*own, outputs]), Path(self._trainer.cwd), dict(self._trainer.variables)
-        )
+        return Start(command_of(self._trainer, [*own, outputs]), Path(self._trainer.cwd), dict(self._trainer.variables))
 
     def _recorded(self, folder: Path, spec: RunSpec, configuration: Mapping[str, Any]) -> dict[str, Any]:
         """What makes verl leave what is compared."""
@@ -115,7 +115,11 @@ class VerlLauncher:
             last = self._profile.last_step  # that of all four runs
         if last is not None:
             values["trainer.total_training_steps"] = last
-        if not spec.dump_stages:
+        if spec.dump_stages:
+            steps = dumped_steps(self._profile, self._trainer, spec)
+        elif (end := self._last_dumped(spec.last_step, configuration)) is not None:
+            steps = [end]
+        else:
             return values
         settings = own / "msprobe.json"
         settings.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +130,7 @@ class VerlLauncher:
         return {
             **values,
             "global_profiler.tool": "precision_debugger",
-            "global_profiler.steps": dumped_steps(self._profile, self._trainer, spec),
+            "global_profiler.steps": steps,
             "global_profiler.profile_continuous_steps": False,
             "global_profiler.save_path": str(own / left.PROFILE),
             f"{_TOOL}.config_path": str(settings),
@@ -135,6 +139,13 @@ class VerlLauncher:
             **{f"{section}.profiler.{key}": True for section in sections for key in ("enable", "all_ranks")},
             "actor_rollout_ref.rollout.profiler.enable": False,
         }
+
+    def _last_dumped(self, last: int | None, configuration: Mapping[str, Any]) -> int | None:
+        """The last step of runs a and b, where its layers are dumped."""
+        if self._trainer.last_step == "samples" or cannot_dump(configuration) is not None:
+            return None
+        last = last if last is not None else value_at(configuration, "trainer.total_training_steps")
+        return last if is_number(last) else None
 
     def _adopt(self, folder: Path, spec: RunSpec, configuration: Mapping[str, Any], ended: Ended) -> None:
         """Makes a dump of ours of what verl left.
@@ -198,8 +209,8 @@ def _nothing(folder: Path) -> str:
     """Why there are no samples of a training that ended well."""
     del folder
     return (
-        "verl ended well and wrote no samples (trainer.rollout_data_dir): did it train a step, and is the check's folder"
-        " the same on the host of its main process?"
+        "verl ended well and wrote no samples (trainer.rollout_data_dir): did it train a step, and is the check's"
+        " folder the same on the host of its main process?"
     )
 
 
@@ -212,5 +223,3 @@ def _quoted(value: object) -> str:
     if isinstance(value, str):
         return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
     return str(value)
-
-

@@ -1,6 +1,6 @@
 """What verl's configuration must say so that two runs of it can be the same.
 
-Source: the comments of its configuration files and the code that reads them, of version 0.9.1 and of January 2026 (0.8).
+Source: the comments of its configuration files and the code that reads them, of 0.9.1 and of January 2026 (0.8).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from probe.locate.conclude import Conclusion, SecondPair, conclude
 from probe.locate.equivalent import equivalent_entries
 from probe.locate.first import FirstKeyData, first_key_data, target_of
 from probe.locate.reruns import Reruns, judge_reruns
-from probe.locate.samples import judge_samples
+from probe.locate.samples import conclude_of_last, judge_samples, target_before
 from probe.locate.trace import TraceAnswer, is_earliest, locate_trace, target_of_answer
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "cause_of_key_data",
     "cause_of_layers",
     "conclude",
+    "conclude_of_last",
     "equivalent_entries",
     "first_key_data",
     "how",
@@ -32,6 +33,7 @@ __all__ = [
     "judge_reruns",
     "judge_samples",
     "locate_trace",
+    "target_before",
     "target_of",
     "target_of_answer",
     "why_no_capture",

@@ -108,6 +108,20 @@ class CheckResult:
             if self.equivalent:
                 self.verdict = "equivalent"
 
+    def judge_last_layers(self, last: LayerComparison) -> None:
+        """Takes in how the layers of the first pair's last step compare: without them, weights are not known.
+
+        Args:
+            last: The windows of ``a`` against those of ``b``.
+        """
+        self.layers = last if last.compared else None
+        if last.differences:
+            self.verdict = "divergent"
+        elif self.key_data is not None and (last.problems or not last.compared):
+            lacking = "no layers of a last step were dumped in both runs: equal samples are not equal weights"
+            self.key_data.problems += last.problems or [lacking]
+            self.verdict = self.key_data.verdict
+
     def conclude(self, conclusion: Conclusion) -> None:
         """Takes in the first difference and its cause."""
         self.first, self.cause = conclusion.first, conclusion.cause

@@ -6,7 +6,7 @@
     <run>/verl/samples/validation/{step}.jsonl   what trainer.validation_data_dir received
     <run>/verl/profile/step_{n}/<stage>/…        what the precision_debugger wrote; it is moved into the dump
 
-The samples stay where they are: the records hold digests of their texts, and the texts are read again where they differ.
+The samples stay where they are: records hold digests of their texts, and the texts are read again where they differ.
 """
 
 from __future__ import annotations
