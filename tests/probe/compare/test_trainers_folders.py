@@ -76,6 +76,51 @@ class TestSamples:
         assert (document["first"]["step"], document["cause"]["kind"]) == (3, "data")
         assert document["cause"]["permutation"] is True
 
+    def test_sorted_by_names_that_are_random_in_every_run(self, tmp_path: Path) -> None:
+        """As verl 0.9.1 writes them: ``{uuid4}_{rollout}_{output}``, in the order of these names."""
+
+        def named(step: int, samples: list[dict[str, Any]]) -> None:
+            for first in range(0, 6, 2):
+                name = uuid.uuid4()
+                for number in (0, 1):  # two samples of one prompt
+                    samples[first + number]["input"] = samples[first]["input"]
+                    samples[first + number]["uid"] = f"{name}_{number}_0"
+            samples.sort(key=lambda one: one["uid"])
+
+        def other(step: int, samples: list[dict[str, Any]]) -> None:
+            if step == 2:
+                samples[3]["output"] = "it is 5, I hope"
+            named(step, samples)
+
+        def exchanged(step: int, samples: list[dict[str, Any]]) -> None:
+            if step == 2:  # the two samples of one prompt: their order is that of the rollout
+                samples[2]["output"], samples[3]["output"] = samples[3]["output"], samples[2]["output"]
+            named(step, samples)
+
+        a = write_samples(tmp_path / "a", named)
+        document = compare_dumps(a, write_samples(tmp_path / "b", named), None)
+        assert document["verdict"] == "identical"
+        assert any("sorts the samples of a step by random names" in note for note in document["notes"])
+        document = compare_dumps(a, write_samples(tmp_path / "c", other), None)
+        first = document["key_data"]["first"]
+        assert (first["step"], first["tag"], first["path"]) == (2, "responses", "3")
+        assert document["key_data"]["different"] == 1
+        assert "I hope" in document["notes"][0]
+        assert compare_dumps(a, write_samples(tmp_path / "d", exchanged), None)["first"]["step"] == 2
+
+    def test_names_of_another_kind_count(self, tmp_path: Path) -> None:
+        def named(step: int, samples: list[dict[str, Any]]) -> None:
+            for number, one in enumerate(samples):
+                one["uid"] = f"prompt_{number}_0"
+
+        def other(step: int, samples: list[dict[str, Any]]) -> None:
+            named(step, samples)
+            samples[1]["uid"] = "prompt_7_0"
+
+        a = write_samples(tmp_path / "a", named)
+        document = compare_dumps(a, write_samples(tmp_path / "b", other), None)
+        assert (document["verdict"], document["key_data"]["first"]["tag"]) == ("divergent", "uid")
+
     def test_a_sample_a_column_or_a_step_that_one_run_lacks(self, tmp_path: Path) -> None:
         def fewer(step: int, samples: list[dict[str, Any]]) -> None:
             if step == 3:
