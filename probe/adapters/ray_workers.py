@@ -33,7 +33,7 @@ def install(host: Host) -> None:
     if is_worker():
         host.report(WORKER)
         return
-    ray = sys.modules["ray"]
+    ray: Any = sys.modules["ray"]
     driver = _Driver(host)
     ray.init = driver.observed_init(ray.init)
     ray.shutdown = driver.observed_shutdown(ray.shutdown)

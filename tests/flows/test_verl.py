@@ -56,8 +56,11 @@ def test_a_module_that_differs_two_steps_before_the_samples_is_named(check_verl:
 def test_weights_that_differ_before_what_was_dumped_say_how_to_look_further_back(
     check_verl: Callable[..., Any],
 ) -> None:
-    done = check_verl("ref", look_back=1)
-    assert done.document["cause"]["kind"] == "weights", done.stderr
+    done = check_verl("weights")
+    assert (done.document["key_data"]["different"], done.document["verdict"]) == (0, "divergent"), done.stderr
+    cause, first = done.document["cause"], done.document["first"]
+    assert (cause["kind"], cause["name"], first["step"]) == ("weights", "actor.layers.0.up.weight", 3)
+    assert done.document["layers"]["reproduced"] is True
     assert any("trainer.look_back=2 or more" in note for note in done.document["notes"])
 
 

@@ -1,8 +1,8 @@
 """What the stand-in for verl trains: the same files and order of calls as verl, on a tiny model and a CPU.
 
 What is planted stands in STAND_IN_FAULT: ``ref`` and ``actor`` make one module of that model return something else at
-step 2, ``order`` shuffles the data anew, ``rollout`` draws tokens at random from the start. With STAND_IN_RAY the
-worker is an actor of Ray, as in verl.
+step 2, ``weights`` changes some of them a little after that step, ``order`` shuffles the data anew, ``rollout`` draws
+tokens at random from the start. With STAND_IN_RAY the worker is an actor of Ray, as in verl.
 """
 
 import json
@@ -150,6 +150,9 @@ class Worker:
                 self.optimizer.step()
         finally:
             end()
+        if self.step == 2 and os.environ.get("STAND_IN_FAULT") == "weights":
+            with torch.no_grad():
+                self.actor.layers[0].up.weight.mul_(1 + 1e-6 * noise())
         return loss.item()
 
 
