@@ -40,7 +40,7 @@ def test_equal_trainings_are_identical_and_what_is_not_enforced_is_said(
     notes = "\n".join(done.document["notes"])
     assert "actor_rollout_ref.rollout.full_determinism=true is added (determinism: enforce)" in notes
     assert "warn_only=True" in notes
-    assert "compared are the samples that verl writes" in notes
+    assert "the layers of step 4, the last one" in notes
 
 
 def test_a_module_that_differs_two_steps_before_the_samples_is_named(check_verl: Callable[..., Any]) -> None:
