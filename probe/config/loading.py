@@ -187,6 +187,8 @@ def profile_schema() -> dict[str, Any]:
     config["anyOf"] = [{"$ref": reference}, {"type": "string"}]
     keep = schema["$defs"]["Check"]["properties"]["keep"]
     keep["anyOf"] = [{"$ref": keep.pop("$ref")}, {"const": "all"}]
+    determinism = schema["properties"]["determinism"]
+    determinism["anyOf"] = [{"$ref": determinism.pop("$ref")}, {"const": "enforce"}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

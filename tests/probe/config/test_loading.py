@@ -93,7 +93,7 @@ class TestWrongValues:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("trainer: {kind: verl}", "trainer.kind: must be one of 'integrated', 'command'"),
+            ("trainer: {kind: other}", "trainer.kind: must be one of 'integrated', 'command'"),
             ("trainer: {command: [x]}", "trainer.kind: must be one of"),
             ("trainer: {kind: command}", "trainer.command: this key is required"),
             ("trainer: {kind: command, command: python train.py}", "trainer.command: input should be a valid list"),

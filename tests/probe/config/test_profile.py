@@ -140,7 +140,9 @@ def test_shipped_profiles_load_and_fit_the_schema(file: Path) -> None:
     "profile",
     [
         {},
-        {"trainer": {"kind": "verl"}},
+        {"trainer": {"kind": "other"}},
+        {"trainer": {"kind": "verl", "look_back": 0}},
+        {"trainer": {"kind": "verl"}, "determinism": "ensure"},
         {"trainer": {"kind": "command", "command": "python train.py"}},
         {"trainer": {"kind": "command", "command": []}},
         {**integrated(), "chek": {}},
