@@ -239,11 +239,14 @@ def claim(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         occupied = any(folder.iterdir())
+    except OSError as error:
+        raise DumpError(f"{folder}: the dump folder cannot be made ({error.strerror})") from error
+    try:
         if not occupied:
             (folder / MANIFEST).open("xb").close()  # of two processes at the same moment, one has the folder
     except FileExistsError:
         occupied = True
     except OSError as error:
-        raise DumpError(f"{folder}: the dump folder cannot be made ({error.strerror})") from error
+        raise DumpError(f"{folder}: cannot be written to ({error.strerror})") from error
     if occupied:
         raise DumpError(f"{folder}: the dump folder is not empty; give every run its own dump_path")
