@@ -143,6 +143,11 @@ class Determinism(StrictModel):
         return given
 
     @property
+    def asked_for(self) -> dict[str, Any]:
+        """What a process is asked for, for its ``environment.json``."""
+        return self.model_dump(exclude={"enforce"})
+
+    @property
     def environment(self) -> dict[str, str]:
         """The variables to set before the trainer's interpreter starts."""
         values = {
