@@ -35,7 +35,7 @@ BELOW = {
     "replay": {"language", "collect", "launch", "store", "types", "errors"},
     "launch": {"language", "adapters", "masking", "config", "store", "types", "errors"},
     "history": {"language", "masking", "compare", "config", "store", "types", "errors", "keys"},
-    "disk": {"history", "launch", "config", "store", "types", "errors", "keys"},
+    "disk": {"language", "history", "launch", "config", "store", "types", "errors", "keys"},
     "trainer": {"collect", "config", "types", "errors", "privacy"},
     "comparison": {"language", "report", "locate", "compare", "store", "types", "errors"},
     "checks": {"launch", "report", "errors"},

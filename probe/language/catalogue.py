@@ -96,15 +96,18 @@ class _AsItIs(str):
 
 @lru_cache(maxsize=1)
 def _patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """Templates that can be recognised, with a pattern for what each makes: those with most text of their own first."""
+    """Templates that can be recognised, with a pattern for what each makes.
+
+    Those that begin with text of their own come first, and of them those with most of it.
+    """
     found = []
     for template in catalogue():
         pieces = list(_pieces(template))
         own = sum(c.isalpha() for kind, text in pieces if kind == "text" for c in text)
-        least = _LEAST_IN_FRONT if pieces and pieces[0][0] == "text" else _LEAST
-        if own >= least and any(kind == "value" for kind, _ in pieces):
-            found.append((own, template, re.compile("".join(_patterns_of(pieces)), re.DOTALL)))
-    return tuple((template, pattern) for _, template, pattern in sorted(found, key=lambda one: -one[0]))
+        inside = bool(pieces) and pieces[0][0] == "value"
+        if own >= (_LEAST if inside else _LEAST_IN_FRONT) and any(kind == "value" for kind, _ in pieces):
+            found.append((inside, -own, template, re.compile("".join(_patterns_of(pieces)), re.DOTALL)))
+    return tuple((template, pattern) for *_, template, pattern in sorted(found, key=lambda one: one[:2]))
 
 
 def _pieces(template: str) -> Iterator[tuple[str, str]]:

@@ -102,8 +102,7 @@ def run_process(
             os.close(read_end)
     if status:
         last = next((line.strip() for line in reversed(output.tail) if line.strip()), tell("it printed nothing"))[:300]
-        message = tell("{how}: {last}", how=_how_it_ended(status), last=last)
-        raise TrainerError(message, status, output.tail_text)
+        raise TrainerError(_how_it_ended(status, last), status, output.tail_text)
 
 
 class _Output:
@@ -211,11 +210,11 @@ def _watch(
     return status
 
 
-def _how_it_ended(status: int) -> str:
+def _how_it_ended(status: int, last: str) -> str:
     if status > 0:
-        return tell("the trainer failed with exit status {status}", status=status)
+        return tell("the trainer failed with exit status {status}: {last}", status=status, last=last)
     try:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    return tell("the trainer was ended by {name}", name=name)
+    return tell("the trainer was ended by {name}: {last}", name=name, last=last)

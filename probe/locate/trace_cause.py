@@ -97,7 +97,7 @@ def _calls(difference: EventDifference, found: RankTrace) -> Cause | None:
             return Cause(
                 "calls",
                 event.label,
-                tell("{label} is call {a} in a, call {b} in b", label=event.label, call=one.call, b=two.call),
+                tell("{label} is call {a} in a, call {b} in b", label=event.label, a=one.call, b=two.call),
             )
         if one.module != two.module:
             return Cause(

@@ -74,7 +74,7 @@ def _run(document: dict[str, Any]) -> str:
         ],
     )
     said = tell("{trained}, {seen}, {seconds} s", trained=trained, seen=seen, seconds=cost["seconds"])
-    return tell("runs {runs}: {said}", runs=", ".join(runs), said=said) if runs else said
+    return tell("runs {runs}: {said}", runs=join(", ", runs), said=said) if runs else said
 
 
 def _first(result: CheckResult, document: dict[str, Any]) -> str:

@@ -251,7 +251,9 @@ def last_line(document: dict[str, Any], report: Path | None) -> str:
         stages = [str(first["stage"] or tell("no stage"))]
         if first["stage"] is None and document["layers"]["first"] == first["name"]:
             stages = []  # a dump of msprobe's own knows none
-        place = join(", ", [tell("step {step}", step=first["step"]), *_ranks(first["rank"]), *stages])
+        place = tell("step {step}", step=first["step"])
+        for part in [*_ranks(first["rank"]), *stages]:
+            place = tell("{place}, {part}", place=place, part=part)
         parts.append(tell("{place}, {name} ({kind})", place=place, name=what, kind=cause["kind"]))
     elif document["verdict"] == "identical":
         layers = document["layers"]["compared"]

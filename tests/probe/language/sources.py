@@ -20,7 +20,12 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
     for package in ("probe", "flows", "tasks"):
         for file in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("tell", "join") and node.args:
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Name)
+                    and node.func.id in ("tell", "join")
+                    and node.args
+                ):
                     yield f"{file.relative_to(ROOT)}:{node.lineno}", node
 
 
