@@ -103,11 +103,12 @@ def _patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
     found = []
     for template in catalogue():
         pieces = list(_pieces(template))
-        own = sum(c.isalpha() for kind, text in pieces if kind == "text" for c in text)
+        own = "".join(text for kind, text in pieces if kind == "text")
+        letters = sum(c.isalpha() for c in own)
         inside = bool(pieces) and pieces[0][0] == "value"
-        if own >= (_LEAST if inside else _LEAST_IN_FRONT) and any(kind == "value" for kind, _ in pieces):
-            found.append((inside, -own, template, re.compile("".join(_patterns_of(pieces)), re.DOTALL)))
-    return tuple((template, pattern) for *_, template, pattern in sorted(found, key=lambda one: one[:2]))
+        if letters >= (_LEAST if inside else _LEAST_IN_FRONT) and any(kind == "value" for kind, _ in pieces):
+            found.append((inside, -letters, -len(own), template, re.compile("".join(_patterns_of(pieces)), re.DOTALL)))
+    return tuple((template, pattern) for *_, template, pattern in sorted(found, key=lambda one: one[:3]))
 
 
 def _pieces(template: str) -> Iterator[tuple[str, str]]:

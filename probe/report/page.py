@@ -46,7 +46,7 @@ def markdown_summary(
     )
     if report_url:
         lines.append(_point(tell("Folder"), code(place)))
-    lines += [_point(tell("Note"), escape(note)) for note in document["notes"][:_MOST_NOTES]]
+    lines += [_point(tell("Note"), escape(recall(note))) for note in document["notes"][:_MOST_NOTES]]
     if picture is not None:
         lines += ["", f"![{said(tell('Map of steps and tags'))}]({picture})"]
     return "\n".join(lines) + "\n"

@@ -65,9 +65,9 @@ def english_in(text: str, names: Iterable[str] = ()) -> list[str]:
         text: The text.
         names: What the runs call things: modules, tags, stages, kinds of events and causes, folders.
     """
-    without = re.sub(r"https?://\S+|`+[^`]*`+", " ", text)
+    without = re.sub(r"https?://\S+|`+[^`]*`+", " ", re.sub(r"\\(\W|_)", r"\1", text))
     for name in sorted(names, key=len, reverse=True):
-        without = without.replace(name, " ")
+        without = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w]|\.\w)", " ", without)
     words = [word.strip(".:()[]/-+=") for word in _WORD.findall(without)]
     left = [word for word in words if re.fullmatch("[A-Za-z]+", word) and word not in TERMS]
     return left + _SENTENCE.findall(without)

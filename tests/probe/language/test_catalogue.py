@@ -16,7 +16,8 @@ from tests.probe.language.sources import ROOT, calls, everything, hints
 
 FILE = ROOT / "probe/language" / CATALOGUE
 HINTS = {text for _, text, _ in hints()}
-SAME = {"Profile", "Traces", "rank {rank}", "rank {ranks}", "ranks {ranks}", "ranks", "rank", "layers: {why}",
+SAME = {"Profile", "Checkpoints, {order}", "{folder}: rank {ranks}: {why}",
+        "Traces", "rank {rank}", "rank {ranks}", "ranks {ranks}", "ranks", "rank", "layers: {why}",
         "{name} · rank {rank}", "profile", "keydata/{table}: {why}", "rank {ranks}: ", "ranks {ranks}: "}  # fmt: skip
 """What is a term in Chinese, too."""
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
