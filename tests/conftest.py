@@ -20,6 +20,7 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it puts into the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ["FIRSTDIFF_LANG"] = "en"  # whatever the locale of whoever runs the tests
 ROOT = Path(__file__).resolve().parent.parent
 QUIET_PREFECT = {
     "DO_NOT_TRACK": "1",

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from probe.config.base import StrictModel
 from probe.config.trainers import CommandTrainer, IntegratedTrainer, ScriptTrainer
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
+from probe.language import join, tell
 from probe.types import ROLES_OF_STAGE, DigestPlace, Stage
 
 _WITH_GRADIENTS = (None, "actor_update", "critic_update")
@@ -232,12 +233,17 @@ class Profile(StrictModel):
         """What to say before the training starts: settings that have less effect than they seem to."""
         if self.trainer.kind != "integrated":
             return []
-        said = [f"trainer.config.{sentence}" for sentence in self.trainer.config.beyond_the_end]
+        said: list[str] = [join("", ("trainer.config.", sentence)) for sentence in self.trainer.config.beyond_the_end]
         last = self.check.last_step
         for index, fault in enumerate(self.faults):
             if last is not None and fault.step is not None and fault.step > last:
                 said.append(
-                    f"faults.{index}.step is {fault.step}, the last step that is recorded {last}: nobody sees it"
+                    tell(
+                        "faults.{index}.step is {step}, the last step that is recorded {last}: nobody sees it",
+                        index=index,
+                        step=fault.step,
+                        last=last,
+                    )
                 )
         return said
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from probe.config import CommandTrainer, IntegratedTrainer, Profile, ScriptTrainer, TrainerRunConfig, to_yaml
 from probe.errors import HangError, TrainerError
+from probe.language import recall, tell
 from probe.launch.failures import first_failure
 from probe.launch.finished import note_finished
 from probe.launch.hosts import run_on_all
@@ -163,7 +164,9 @@ class ScriptLauncher:
 
     def cannot_dump_layers(self) -> str | None:
         """Msprobe knows the six stages of a PPO-like step; a script's are others. See ``Launcher``."""
-        return "msprobe dumps the stages of a PPO-like step, and a script has others; its traces have every module"
+        return tell(
+            "msprobe dumps the stages of a PPO-like step, and a script has others; its traces have every module"
+        )
 
     def preflight(self) -> list[str]:
         """Nothing is known of a script's own configuration. See ``Launcher``."""
@@ -235,10 +238,11 @@ def _run(
         reason = ended.error if failed is None else failed.sentence
         mark_incomplete(dump, reason)
         kind = HangError if ended.hung else TrainerError
-        raise kind(f"run {spec.run}: {reason}", ended.status if failed is None else failed.status, ended.log_tail)
+        said = tell("run {run}: {why}", run=spec.run, why=recall(reason))
+        raise kind(said, ended.status if failed is None else failed.status, ended.log_tail)
     found = layout.manifests(dump) if dump.is_dir() else {}
     if not found:
-        raise TrainerError(f"run {spec.run}: {why_nothing()}")
+        raise TrainerError(tell("run {run}: {why}", run=spec.run, why=why_nothing()))
     started = (profile.trainer.nproc_per_node or 1) * profile.trainer.nnodes
     if started > 1 and len(found) != started:
         mark_incomplete(dump, f"{started} processes were started, {len(found)} recorded; each opens a Probe")

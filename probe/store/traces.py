@@ -1,4 +1,4 @@
-"""Which traces a dump folder holds, by its manifest. Works without torch."""
+"""The traces of a dump folder, as its manifest lists them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.errors import DumpError
+from probe.language import tell
 from probe.store import layout
 from probe.store.digest import ALGORITHM
 from probe.store.manifests import read_manifest
@@ -52,8 +53,8 @@ def read_traces(folder: Path) -> Traces:
     except OSError as error:
         raise DumpError(f"{place}: cannot be read ({error.strerror})") from error
     if manifest is None:
-        damaged = [f"{folder}: has traces but no {layout.MANIFEST}; the dump is damaged"] if names else []
-        return Traces(folder, problems=damaged)
+        damaged = tell("{folder}: has traces but no {file}; the dump is damaged", folder=folder, file=layout.MANIFEST)
+        return Traces(folder, problems=[damaged] if names else [])
     ranks: dict[int, TraceFile] = {}
     problems: list[str] = []
     for key, said in manifest.traces.items():
@@ -63,17 +64,26 @@ def read_traces(folder: Path) -> Traces:
         except (ValueError, KeyError, TypeError) as error:
             raise DumpError(f"{folder}: the manifest is damaged (traces: {error})") from error
         if manifest.complete and manifest.digest != ALGORITHM:
-            problems.append(f"{path}: its digest is {manifest.digest}, which this machine cannot check")
+            problems.append(
+                tell(
+                    "{path}: its digest is {digest}, which this machine cannot check", path=path, digest=manifest.digest
+                )
+            )
     for name in names if not manifest.complete else ():  # a run that was killed may not have listed its own
         if (match := _FILE.fullmatch(name)) and int(match.group(1)) not in ranks:
             ranks[int(match.group(1))] = TraceFile(place / name, int(match.group(1)))
     listed = {file.path.name for file in ranks.values()}
-    problems += [f"{shown(place / name)}: the manifest does not list it" for name in names if name not in listed]
+    problems += [
+        tell("{path}: the manifest does not list it", path=shown(place / name)) for name in names if name not in listed
+    ]
     if ranks:
         silent = [rank for rank in manifest.ranks if rank not in ranks]
-        problems += [f"{folder}: rank {rank} recorded no trace" for rank in silent]
+        problems += [tell("{folder}: rank {rank} recorded no trace", folder=folder, rank=rank) for rank in silent]
     more = len(problems) - NAMED
-    problems = [*problems[:NAMED], *([f"{folder}: {more} more such findings"] if more > 0 else [])]
+    problems = [
+        *problems[:NAMED],
+        *([tell("{folder}: {more} more such findings", folder=folder, more=more)] if more > 0 else []),
+    ]
     return Traces(folder, dict(sorted(ranks.items())), manifest.complete, manifest.digest, problems)
 
 
