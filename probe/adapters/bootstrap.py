@@ -24,7 +24,7 @@ ALIAS = "firstdiff_probe"
 """What our package is called in a script's process."""
 OURS = "probe"
 """What it is called elsewhere."""
-WATCHED = {"torch": "script"}
+WATCHED = {"torch": "script", "transformers.trainer": "hf_trainer"}
 """Libraries, and the module of ``probe.adapters`` whose ``install`` is called when one has been imported."""
 SEEN = "processes"
 """The folder beside the spec in which processes leave word."""

@@ -23,6 +23,7 @@ from probe.report.growth import growth_of, jumps
 from probe.report.hints import hints_of
 from probe.report.summary import summary_rows
 from probe.report.tables import Tables
+from probe.store.notes import notes_of
 from probe.store.reader import Dump
 from probe.store.writer import write_json
 from probe.types import Verdict
@@ -200,7 +201,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
 
 
 def reservations(a: Dump, b: Dump, key_data: KeyDataComparison) -> list[str]:
-    """What limits the verdict: records that were converted before they were stored, runs that ended early."""
+    """What limits the verdict: what the trainers noted, converted records, runs that ended early."""
     notes = [
         f"{dump.folder}: has no index, as what msprobe's SingleSave writes: that converts to float32 and keeps no"
         " digest, so integers above 2^24, float64 and the original dtypes may be lost; what is the same here is the"
@@ -211,7 +212,7 @@ def reservations(a: Dump, b: Dump, key_data: KeyDataComparison) -> list[str]:
     if (step := key_data.compared_to_step) is not None:
         reach = f"up to the end of step {step}" if step >= 0 else "within step 0 only"
         notes.append(f"a dump is incomplete: both have whole data {reach}")
-    return notes
+    return [*dict.fromkeys([*notes_of(a.folder), *notes_of(b.folder)]), *notes]
 
 
 def write_verdict(document: dict[str, Any], folder: Path) -> None:
