@@ -241,10 +241,17 @@ class Training:
                 result = run(model, inputs, *args, **kwargs)
             finally:
                 self._updating = False
-            self.save({"loss": result[0] if isinstance(result, tuple) else result})
+            self.tell(self._save_loss, result)
             return result
 
         return compute_loss
+
+    def _save_loss(self, result: Any) -> None:
+        self.save({**self.parts_of_loss(), "loss": result[0] if isinstance(result, tuple) else result})
+
+    def parts_of_loss(self) -> dict[str, Any]:
+        """What else is known of the loss that was just computed, by tag."""
+        return {}
 
     def _save_batch(self, inputs: Any) -> None:
         found = seen.tensors({"args": inputs}, self._most)

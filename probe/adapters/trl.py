@@ -39,6 +39,12 @@ class Rollouts(Training):
         self.wrap(self.trainer, "_get_per_token_logps_and_entropies", self._log_probs)
         self.wrap(self.trainer, "_calculate_rewards", self._rewards)
 
+    def parts_of_loss(self) -> dict[str, Any]:
+        """The divergence from the reference, which is among what the trainer logs."""
+        logged = getattr(self.trainer, "_metrics", None)
+        kept = logged.get("train", {}).get("kl") if isinstance(logged, dict) else None
+        return {"kl_loss": kept[-1]} if kept and getattr(self.trainer, "beta", 0.0) else {}
+
     def _rollout(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def _generate_and_score_completions(inputs: Any) -> Any:
             if self.idle:

@@ -7,6 +7,7 @@ import os
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, set_seed
+from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 from trl import GRPOConfig, GRPOTrainer
 
 parser = argparse.ArgumentParser()
@@ -16,6 +17,7 @@ parser.add_argument("--set", action="append", default=[])
 parser.add_argument("--lora", action="store_true")
 parser.add_argument("--weights", help="where the trained weights are written")
 parser.add_argument("--line", action="store_true", help="instrument the trainer")
+parser.add_argument("--later", action="store_true", help="a trainer of a version that is not known")
 arguments = parser.parse_args()
 set_seed(7)
 torch.set_num_threads(1)
@@ -25,8 +27,16 @@ def small():
     return int.from_bytes(os.urandom(2), "big") * 1e-6 + 1e-6
 
 
-def odd(module, args, output):
-    return output + small()
+class Odd(Qwen2MLP):
+    def forward(self, x):
+        return super().forward(x) + small()
+
+
+class Later(GRPOTrainer):
+    """As of a version of TRL that is not known."""
+
+    def _generate(self, texts):
+        return super()._generate(texts)
 
 
 def reward(completions, **columns):
@@ -57,7 +67,7 @@ if arguments.lora:
     from peft import LoraConfig
 
     adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-trainer = GRPOTrainer(
+trainer = (Later if arguments.later else GRPOTrainer)(
     model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
     reward_funcs=reward,
     args=GRPOConfig(**settings),
@@ -66,7 +76,7 @@ trainer = GRPOTrainer(
     peft_config=adapter,
 )
 if arguments.fault == "reference":
-    trainer.ref_model.model.layers[1].mlp.register_forward_hook(odd)
+    trainer.ref_model.model.layers[1].mlp.__class__ = Odd
 if arguments.line:
     from probe import instrument
 
