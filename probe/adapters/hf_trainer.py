@@ -48,8 +48,9 @@ def install(host: Host) -> None:
         lent = observer.lend(training)
         if lent is None:
             return run(trainer, *args, **kwargs)
+        probe, spec = lent
         try:
-            return training.observe(*lent, functools.partial(run, trainer, *args, **kwargs))
+            return training.observe(probe, spec, functools.partial(run, trainer, *args, **kwargs))
         finally:
             observer.take_back(training.steps, training.pending)
 

@@ -105,7 +105,7 @@ class ScriptObserver:
         if probe is None or spec is None:
             self._remove()
             return None
-        if self._steps.over(spec.step) and not self._next_step(probe):
+        if self._steps.over("call" if spec.step == "call" else "optimizer") and not self._next_step(probe):
             return None
         self._close_stage()
         if self._names is not None:

@@ -144,6 +144,8 @@ def texts(rows: Sequence[Any]) -> torch.Tensor:
         torch.Size([1, 19])
     """
     encoded = [torch.tensor(list(_text(row).encode(errors="surrogatepass")), dtype=torch.uint8) for row in rows]
+    if not encoded:
+        return torch.empty(0, 0, dtype=torch.uint8)
     return torch.nn.utils.rnn.pad_sequence(encoded, batch_first=True)
 
 
