@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from probe.store.reader import read_dump
 
 pytestmark = pytest.mark.slow
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -19,19 +22,21 @@ SCRIPTS = Path(__file__).with_name("scripts")
     [
         "python grpo.py MODEL",
         "python grpo.py MODEL --lora --set num_iterations=2",
+        "python grpo.py MODEL --judge --set max_steps=1",
+        "python grpo.py MODEL --rloo --set max_steps=1",
         'python grpo.py MODEL --set steps_per_generation=4 --set eval_strategy="steps" --set eval_steps=1',
         "torchrun --nproc-per-node 2 grpo.py MODEL --set max_steps=1",
         "python sft.py MODEL",
     ],
 )
 def test_a_deterministic_training_is_identical(
-    check_command: Callable[..., Any], tiny_qwen2: Path, command: str
+    check_command: Callable[..., Any], tiny_qwen2: Path, tmp_path: Path, command: str
 ) -> None:
     document = check_command(command.replace("MODEL", str(tiny_qwen2))).document
     assert document["verdict"] == "identical", document
     assert document["not_compared"] == []
     assert document["trace"]["compared"] > 500
-    tags = {row["tag"] for row in document["key_data"]["summary"]}
+    tags = {record.tag for record in read_dump(tmp_path / "out/a/msprobe_dump").records[0]}
     assert {"inputs", "loss", "grad_norm", "weights"} <= tags
     if "grpo.py" in command:
         assert {"prompts", "responses", "ref_log_prob", "rewards", "advantages", "log_prob", "kl_loss"} <= tags
@@ -102,3 +107,16 @@ def test_one_line_in_a_script_that_a_profile_starts(
     assert document["verdict"] == "divergent"
     assert document["first"]["stage"] == "reference_compute_log_prob"
     assert document["cause"]["name"] == "reference.model.layers.1.mlp"
+
+
+def test_the_page_of_the_readme_word_for_word(
+    firstdiff: Callable[..., Any], prefect_api: str, root: Path, tmp_path: Path
+) -> None:
+    page = (root / "README.md").read_text(encoding="utf-8").split("\n## TRL and transformers\n")[1].split("\n## ")[0]
+    script, command = re.findall(r"```(?:python|sh)\n(.*?)```", page, re.DOTALL)[:2]
+    (tmp_path / "grpo.py").write_text(script, encoding="utf-8")
+    program, *arguments = command.split()
+    assert program == "firstdiff"
+    done = firstdiff(*arguments, cwd=tmp_path, PREFECT_API_URL=prefect_api, HF_HUB_OFFLINE="1")
+    assert done.status == 0, done.stderr
+    assert done.last_line.startswith("identical; all")

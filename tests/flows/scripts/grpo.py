@@ -6,15 +6,17 @@ import os
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, set_seed
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("model")
 parser.add_argument("--fault")
 parser.add_argument("--set", action="append", default=[])
 parser.add_argument("--lora", action="store_true")
+parser.add_argument("--judge", action="store_true", help="a reward model beside the reward function")
+parser.add_argument("--rloo", action="store_true")
 parser.add_argument("--weights", help="where the trained weights are written")
 parser.add_argument("--line", action="store_true", help="instrument the trainer")
 parser.add_argument("--later", action="store_true", help="a trainer of a version that is not known")
@@ -67,10 +69,16 @@ if arguments.lora:
     from peft import LoraConfig
 
     adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-trainer = (Later if arguments.later else GRPOTrainer)(
+functions, tokenizers = [reward], [None]
+if arguments.judge:
+    functions += [AutoModelForSequenceClassification.from_pretrained(arguments.model, num_labels=1)]
+    tokenizers += [AutoTokenizer.from_pretrained(arguments.model)]
+Config = RLOOConfig if arguments.rloo else GRPOConfig
+trainer = (RLOOTrainer if arguments.rloo else Later if arguments.later else GRPOTrainer)(
     model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
-    reward_funcs=reward,
-    args=GRPOConfig(**settings),
+    reward_funcs=functions,
+    reward_processing_classes=tokenizers,
+    args=Config(**settings),
     train_dataset=Dataset.from_list(rows),
     eval_dataset=Dataset.from_list(rows[:4]),
     peft_config=adapter,
