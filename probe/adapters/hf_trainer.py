@@ -52,7 +52,7 @@ def install(host: Host) -> None:
         try:
             return training.observe(probe, spec, functools.partial(run, trainer, *args, **kwargs))
         finally:
-            observer.take_back(training.steps, training.pending)
+            observer.take_back(training.steps)
 
     kind.train = train
 
@@ -100,12 +100,7 @@ def _instrumented(trainer: Any, probe: Probe, spec: RunSpec) -> Callable[..., An
     def train(*args: Any, **kwargs: Any) -> Any:
         if probe.finished:
             return run(*args, **kwargs)
-        training = _training_of(trainer, _problem)
-        try:
-            return training.observe(probe, spec, functools.partial(run, *args, **kwargs))
-        finally:
-            if training.pending:
-                training.end_step()
+        return _training_of(trainer, _problem).observe(probe, spec, functools.partial(run, *args, **kwargs))
 
     return train
 
@@ -178,5 +173,5 @@ def _observed_as_any_script() -> Probe:
         host = _Alone()
         script.install(host)
     lent = host.observer.lend(host)
-    host.observer.take_back(0, False)
+    host.observer.take_back(0)
     return Probe() if lent is None else lent[0]

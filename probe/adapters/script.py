@@ -114,21 +114,19 @@ class ScriptObserver:
         self.lent_to = borrower
         return probe, spec
 
-    def take_back(self, steps: int, pending: bool) -> None:
+    def take_back(self, steps: int) -> None:
         """Goes on with the observation.
 
         Args:
             steps: Steps that were ended meanwhile.
-            pending: Whether one more is whole, and ends when something is called again, or with the process.
         """
         self.lent_to = None
         if self._opening.probe is not None and self._opening.probe.finished:
             self._remove()
-        if steps or pending:
+        if steps:
             self._entered.clear()
-        if pending:
-            self._entered[""] = 1
-        self._steps.taken_back(pending)
+            self._steps.ended()
+        self._steps.taken_back()
 
     # ---- what stands in torch's place ----
 

@@ -19,7 +19,6 @@ class Steps:
         self._again: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Those with an update in this step, and a call of a module behind it."""
         self._any = False
-        self._whole = False
         self._calls = 0
 
     def made(self, optimizer: torch.optim.Optimizer) -> None:
@@ -53,27 +52,19 @@ class Steps:
         Args:
             kind: ``optimizer``: by updates; ``call``: by calls; ``auto``: by calls as long as there is no optimizer.
         """
-        if self._whole:
-            return True
         if kind == "call" or (kind == "auto" and not self._any):
             return self._calls > 0
         return bool(self._updated) and not self._waited_for()
 
     def ended(self) -> None:
         """A new step begins."""
-        self._whole = False
         self._updated.clear()
         self._again.clear()
         self._calls = 0
 
-    def taken_back(self, whole: bool) -> None:
-        """Another adapter has observed a training: none of the optimizers that there are now is waited for.
-
-        Args:
-            whole: Whether the step is over.
-        """
+    def taken_back(self) -> None:
+        """Another adapter has observed a training: none of the optimizers that there are now is waited for."""
         self._rare.update(self._made)
-        self._whole = whole
 
     def _waited_for(self) -> set[torch.optim.Optimizer]:
         return set(self._made) - set(self._rare) - set(self._updated)

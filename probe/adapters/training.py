@@ -43,22 +43,22 @@ class Training:
         self.on = False
         self.steps = 0
         """Steps that have ended."""
-        self.pending = False
-        """Whether a step is whole that has not been ended."""
         self.roles: dict[str, torch.nn.Module] = {}
         """What is attached."""
         self._most = MOST_BYTES
         self._problem = problem
         self._stage = ExitStack()
         self._entered: Counter[str] = Counter()
+        self._pending = False
+        """Whether a step is whole that has not been ended."""
         self._updating = self._evaluating = False
         self._callback: Any = None
-        self._wrapped: list[tuple[Any, str, Any]] = []
+        self._wrapped: list[tuple[Any, str, Any, dict[str, Any]]] = []
 
     # ---- begin and end ----
 
     def observe(self, probe: Probe, spec: RunSpec, train: Callable[[], Any]) -> Any:
-        """Observes a training. Its last step is left ``pending``.
+        """Observes a training.
 
         Args:
             probe: Records.
@@ -89,22 +89,25 @@ class Training:
 
     def _end(self, error: BaseException | None) -> None:
         self._close_update(error)
+        if self._pending and self.on:
+            self.tell(self._end_step, error is None)
         self.stop()
         self.probe.attach(**dict.fromkeys(self.roles))
 
     def stop(self) -> None:
         """Takes away all that was put into the trainer. May be called again."""
         self.on = False
-        for holder, name, ours in self._wrapped:
+        for holder, name, ours, own in self._wrapped:
             if holder.__dict__.get(name) is ours:
                 delattr(holder, name)
+                holder.__dict__.update(own)
         self._wrapped.clear()
         if self._callback is not None:
             self.trainer.remove_callback(self._callback)
             self._callback = None
 
     def wrap(self, holder: Any, name: str, make: Wrap) -> None:
-        """Puts something in place of a method, on one object alone. One that has its own is left as it is.
+        """Puts something in place of a method, on one object alone.
 
         Args:
             holder: The object.
@@ -112,12 +115,10 @@ class Training:
             make: Gets the bound method, and returns what stands for it.
         """
         run = getattr(holder, name)
-        if name in holder.__dict__:
-            self._problem(f"{type(holder).__name__}.{name} was replaced by the script and is not observed")
-            return
+        own = {name: run} if name in holder.__dict__ else {}
         ours = functools.wraps(run)(make(run))
         setattr(holder, name, ours)
-        self._wrapped.append((holder, name, ours))
+        self._wrapped.append((holder, name, ours, own))
 
     # ---- what the trainer says ----
 
@@ -130,20 +131,19 @@ class Training:
 
     def step_begins(self) -> None:
         """A training step begins."""
-        if self.pending:
-            self.tell(self.end_step)
+        if self._pending:
+            self.tell(self._end_step, False)
 
     def step_ended(self) -> None:
         """The optimizer has made its update."""
         self._close_update()
-        self.pending = True
+        self._pending = True
 
-    def end_step(self) -> None:
-        """Ends the step that is pending."""
-        self.pending = False
+    def _end_step(self, last: bool) -> None:
+        self._pending = False
         self._entered.clear()
         self.steps += 1
-        self.probe.step()
+        self.probe.step(last)
         if self.probe.finished:
             self.stop()
 

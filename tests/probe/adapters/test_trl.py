@@ -191,17 +191,32 @@ def test_what_comes_before_between_and_behind_trainings_is_observed_as_any_scrip
         (3, "net", 0),
     ]
     assert run.dump.steps_finished == 4
+    weights = {(one.step, one.path.split(".")[0]) for one in run.dump.records[0] if one.tag == "weights"}
+    assert weights == {(0, "actor"), (1, "actor"), (2, "actor"), (3, "net")}, "of what trains, or is called"
 
 
 @pytest.mark.slow
 def test_a_training_that_is_broken_off_keeps_what_was_recorded_and_its_own_error(observe):
     script = SEVERAL.replace(
-        "    trainer.train()\n", "    trainer.compute_loss = lambda *a, **k: 1 / 0\n    trainer.train()\n"
+        "    trainer.train()\n",
+        """
+    run, calls = trainer.compute_loss, []
+    def compute_loss(*args, **kwargs):
+        calls.append(1)
+        return run(*args, **kwargs) if len(calls) < 2 else 1 / 0
+    trainer.compute_loss = compute_loss
+    try:
+        trainer.train()
+    finally:
+        print("its own again:", trainer.compute_loss is compute_loss)
+""",
     )
     run = observe("train.py", train=script)
     assert run.error is not None
     assert "ZeroDivisionError" in run.log
-    assert "compute_loss was replaced by the script" in "".join(run.dump.problems)
+    assert "its own again: True" in run.log
+    assert run.dump.steps_finished == 1
+    assert run.stages() == [(0, "net", 0), (0, "actor_update", 0), (1, "actor_update", 0)]
 
 
 @pytest.mark.slow
