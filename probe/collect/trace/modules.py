@@ -29,7 +29,7 @@ from probe.collect.trace.internals import (
 )
 from probe.collect.trace.items import Leaves
 from probe.collect.trace.registry import NamedModule, Registry, gathered_parameters
-from probe.collect.trace.watched import Watched
+from probe.collect.trace.watched import Watched, watched_method
 from probe.errors import RecordError
 
 Stop = Callable[[Exception], None]
@@ -174,7 +174,7 @@ class Modules:
         if not isinstance(own, MethodType) or own.__self__ is not module:
             return False
         run: Callable[..., Any] = own.__func__
-        ours = MethodType(self._watching(run, run, self._has_own), module)  # a copy of the module gets its own
+        ours = watched_method(own, self._watching(run, run, self._has_own))
         self._own[id(module)] = (weakref.ref(module), own, ours)
         module.forward = ours
         return True
