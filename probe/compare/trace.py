@@ -21,7 +21,8 @@ from probe.compare.trace_found import (
 from probe.compare.trace_idle import idle_generators
 from probe.errors import DumpError
 from probe.store.trace_events import ITEMS, KIND, NOT_OBSERVED, STAGE, place_in_step, place_of
-from probe.store.trace_reader import TraceFile, TraceReader, Traces, read_traces
+from probe.store.trace_folder import Traces, read_traces
+from probe.store.trace_reader import TraceFile, TraceReader
 
 _NO_PLACE = b"\0"  # no line ends so
 _PARSED = (b'data"', b'not_observed"', b'rng"')

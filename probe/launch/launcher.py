@@ -33,6 +33,17 @@ class Launcher(Protocol):
         """Why this trainer cannot dump layers here; None when it can, or when only trying will tell."""
         ...
 
+    def preflight(self) -> list[str]:
+        """Looks at the trainer's own configuration before anything is started.
+
+        Returns:
+            What to say beside the verdict: what was set for the check, and what cannot be ensured.
+
+        Raises:
+            ConfigError: Two runs of it cannot be the same.
+        """
+        ...
+
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """How the trainer is started on this host.
 
@@ -70,6 +81,10 @@ class IntegratedLauncher:
     def cannot_dump_layers(self) -> str | None:
         """It runs in this environment: without msprobe here there is none there. See ``Launcher``."""
         return msprobe_missing()
+
+    def preflight(self) -> list[str]:
+        """Its configuration was checked when the profile was read. See ``Launcher``."""
+        return []
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the trainer to its end. See ``Launcher``."""
@@ -121,6 +136,10 @@ class CommandLauncher:
         """The command's environment is its own: only trying will tell. See ``Launcher``."""
         return None
 
+    def preflight(self) -> list[str]:
+        """Nothing is known of a command's own configuration. See ``Launcher``."""
+        return []
+
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the command to its end. See ``Launcher``."""
         _run_with_word(self._profile, self.start, folder, spec)
@@ -146,6 +165,10 @@ class ScriptLauncher:
     def cannot_dump_layers(self) -> str | None:
         """Msprobe knows the six stages of a PPO-like step; a script's are others. See ``Launcher``."""
         return "msprobe dumps the stages of a PPO-like step, and a script has others; its traces have every module"
+
+    def preflight(self) -> list[str]:
+        """Nothing is known of a script's own configuration. See ``Launcher``."""
+        return []
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the command to its end. See ``Launcher``."""

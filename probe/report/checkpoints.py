@@ -7,7 +7,7 @@ from typing import Any
 from probe.compare import Entry
 from probe.compare.checkpoints import CheckpointComparison
 from probe.locate import how
-from probe.store.writer import strict_number
+from probe.store.numeric import strict_number
 
 LISTED = 1000
 """Most parameters that are listed; all are counted."""
