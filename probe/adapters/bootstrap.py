@@ -25,7 +25,8 @@ ALIAS = "firstdiff_probe"
 OURS = "probe"
 """What it is called elsewhere."""
 WATCHED = {"torch": "script", "transformers.trainer": "hf_trainer"}
-"""Libraries, or modules of theirs, and the module of ``probe.adapters`` whose ``install`` is called when one has been imported."""
+"""Libraries, or a module of one, and the module of ``probe.adapters`` whose ``install`` is called when one has been
+imported."""
 SEEN = "processes"
 """The folder beside the spec in which processes leave word."""
 _OLDEST = (3, 10)

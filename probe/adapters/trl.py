@@ -46,13 +46,13 @@ class Rollouts(Training):
         return {"kl_loss": kept[-1]} if kept and getattr(self.trainer, "beta", 0.0) else {}
 
     def _rollout(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def _generate_and_score_completions(inputs: Any) -> Any:
+        def _generate_and_score_completions(inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if self.idle:
-                return run(inputs)
+                return run(inputs, *args, **kwargs)
             self.close_update()
             number = self.count(GENERATION)
             self.tell(lambda: self.save({"prompts": texts(inputs)}, micro_step=number))
-            result = run(inputs)
+            result = run(inputs, *args, **kwargs)
             advantages = result.get("advantages") if isinstance(result, dict) else None
             if isinstance(advantages, torch.Tensor):
                 self.save({"advantages": advantages}, micro_step=number)
@@ -61,11 +61,11 @@ class Rollouts(Training):
         return _generate_and_score_completions
 
     def _generation(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def _generate(prompts: Any) -> Any:
+        def _generate(prompts: Any, *args: Any, **kwargs: Any) -> Any:
             if self.idle:
-                return run(prompts)
+                return run(prompts, *args, **kwargs)
             with self.stage(GENERATION):
-                result = run(prompts)
+                result = run(prompts, *args, **kwargs)
                 self.tell(lambda: self.save({"responses": _generated(result)}))
             return result
 
