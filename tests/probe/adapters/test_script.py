@@ -100,6 +100,18 @@ os._exit(0)
     assert run.log != observe("-m", "package.train").log  # the order of sets is drawn anew, as without a check
 
 
+def test_a_training_in_a_thread_of_its_own_is_recorded_whole(observe):
+    lines = "\n".join(f"    {line}" for line in TRAIN.splitlines())
+    script = (
+        f"import threading\ndef work():\n{lines}\nthread = threading.Thread(target=work)\nthread.start()\nthread.join()"
+    )
+    run = observe(train=script)
+    assert run.error is None, run.log
+    assert run.dump.problems == []
+    assert run.dump.steps_finished == 2
+    assert run.stages() == [(0, "model", 0), (1, "model", 0)]
+
+
 def test_a_script_that_calls_the_probe_is_observed_as_it_asks(observe):
     script = f"""
 from probe import Probe
