@@ -22,7 +22,8 @@ def locate_first_divergence(
     begin(Begun(3, "locating the first difference"))
     first = first_key_data(comparison)
     if first is not None:
-        log.info("first difference: %s at step %d, %s", first.entry.record.tag, first.entry.step, first.stage)
+        place = f"step {first.entry.step}{f', {first.stage}' if first.stage else ''}"
+        log.info("first difference: %s at %s", first.entry.record.tag, place)
     answer = locate_trace(traces)
     if answer is not None:
         log.info("first event: %s of %s at step %d", answer.first.event, answer.first.name, answer.first.step)

@@ -148,6 +148,11 @@ model(torch.randn(3, 4))
     ("script", "said"),
     [
         ("print('no torch')", "no Python process of the command imported torch"),
+        (
+            "import os, subprocess, sys; env = {**os.environ, 'PYTHONPATH': ''};"
+            " subprocess.run([sys.executable, '-c', 'import torch'], env=env)",
+            "with a PYTHONPATH of their own, are not seen",
+        ),
         ("import torch; torch.ones(2).sum()", "imported torch, and called no module"),
     ],
 )
