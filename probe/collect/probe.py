@@ -168,7 +168,8 @@ class Probe:
             place = (name, count("micro_step", micro_step or 0), self._own_rank(self._rank(rank)))
             opened = self._open_window(*place)
             traced = self._tracer.stage_start(*place)
-        self._stages.append(place)
+        entered = self._stages  # the entering thread's: another may end the stage, as at the end of the process
+        entered.append(place)
         try:
             with self._layers.paused(name) if self._layers is not None else nullcontext():
                 yield
@@ -179,7 +180,7 @@ class Probe:
                 self._tracer.stage_end(traced)
             raise
         finally:
-            self._stages.pop()
+            entered.pop()
         with self._guard():
             self._tracer.stage_end(traced)
         with self._guard():

@@ -107,6 +107,18 @@ class Record(StrictModel):
     then inconclusive, too."""
 
 
+VARIABLES = {
+    "cublas_workspace_config": ("CUBLAS_WORKSPACE_CONFIG",),
+    "hccl_deterministic": ("HCCL_DETERMINISTIC",),
+    "lccl_deterministic": ("LCCL_DETERMINISTIC",),
+    "atb_matmul_shuffle_k_enable": ("ATB_MATMUL_SHUFFLE_K_ENABLE",),
+    "close_matmul_k_shift": ("CLOSE_MATMUL_K_SHIFT",),
+    "python_hash_seed": ("PYTHONHASHSEED",),
+    "num_threads": ("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+}
+"""Keys of ``determinism``, and the variables that each sets for the trainer."""
+
+
 class Determinism(StrictModel):
     """What the trainer is asked for. What is in effect is in each run's ``environment.json``.
 
@@ -130,7 +142,8 @@ class Determinism(StrictModel):
     close_matmul_k_shift: str | None = "1"
     """CLOSE_MATMUL_K_SHIFT: the same for CANN's."""
     python_hash_seed: int | None = Field(default=0, ge=0)
-    """PYTHONHASHSEED: order of sets of strings; null leaves it random."""
+    """PYTHONHASHSEED: order of sets of strings; null leaves it random. Of a script, all variables that this section
+    does not name are null, unless ``enforce`` is true: it runs as it does without a check."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of one CPU operation (OMP_NUM_THREADS, MKL_NUM_THREADS); null leaves the machine's default."""
 
@@ -151,17 +164,8 @@ class Determinism(StrictModel):
     @property
     def environment(self) -> dict[str, str]:
         """The variables to set before the trainer's interpreter starts."""
-        values = {
-            "CUBLAS_WORKSPACE_CONFIG": self.cublas_workspace_config,
-            "HCCL_DETERMINISTIC": self.hccl_deterministic,
-            "LCCL_DETERMINISTIC": self.lccl_deterministic,
-            "ATB_MATMUL_SHUFFLE_K_ENABLE": self.atb_matmul_shuffle_k_enable,
-            "CLOSE_MATMUL_K_SHIFT": self.close_matmul_k_shift,
-            "PYTHONHASHSEED": self.python_hash_seed,
-            "OMP_NUM_THREADS": self.num_threads,
-            "MKL_NUM_THREADS": self.num_threads,
-        }
-        return {name: str(value) for name, value in values.items() if value is not None}
+        values = ((name, getattr(self, key)) for key, names in VARIABLES.items() for name in names)
+        return {name: str(value) for name, value in values if value is not None}
 
 
 class Fault(StrictModel):
@@ -227,6 +231,15 @@ class Profile(StrictModel):
     """What the trainer is asked for."""
     faults: list[Fault] = Field(default_factory=list)
     """Planted faults, for the integrated trainer."""
+
+    @model_validator(mode="after")
+    def _a_script_runs_as_it_is(self) -> Profile:
+        if isinstance(self.trainer, ScriptTrainer) and not self.determinism.enforce:
+            given = self.determinism.model_fields_set
+            left = {name: None for name in VARIABLES if name not in given}
+            # every key counts as given from here on, as in the profile that a check writes
+            object.__setattr__(self, "determinism", self.determinism.model_copy(update=left))
+        return self
 
     @property
     def remarks(self) -> list[str]:

@@ -96,7 +96,10 @@ def why_nothing(folder: Path) -> str:
             " compare; trainer.compile=eager shows those inside compiled functions"
         )
     if "python" in seen:
-        return tell("no Python process of the command imported torch: there is nothing to compare")
+        return tell(
+            "no Python process of the command imported torch: there is nothing to compare; those that it starts with"
+            " -I, -E or -S, or with a PYTHONPATH of their own, are not seen"
+        )
     return tell(
         "no Python process of the command reported in: it runs none, or with -I, -E or -S, or with a PYTHONPATH of its"
         " own"

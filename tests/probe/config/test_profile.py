@@ -119,6 +119,16 @@ def test_determinism_leaves_alone_what_is_null() -> None:
     assert Determinism.model_validate(dict.fromkeys(keys)).environment == {}
 
 
+def test_a_script_gets_only_the_variables_that_its_profile_names() -> None:
+    trainer = {"kind": "script", "command": ["python", "train.py"], "cwd": "."}
+    assert Profile.model_validate({"trainer": trainer}).determinism.environment == {}
+    given = Profile.model_validate({"trainer": trainer, "determinism": {"python_hash_seed": 0}})
+    assert given.determinism.environment == {"PYTHONHASHSEED": "0"}
+    assert Profile.model_validate(given.model_dump()) == given
+    enforced = Profile.model_validate({"trainer": trainer, "determinism": "enforce"})
+    assert enforced.determinism.environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
 def test_the_schema_file_is_not_stale() -> None:
     stored = json.loads((SHIPPED_PROFILES / "profile.schema.json").read_text(encoding="utf-8"))
     assert stored == profile_schema(), "run: make schema"
