@@ -17,7 +17,7 @@ TERMS = frozenset(
     " scaler loss critic meta dq responses layers keydata"
     # values and names of settings, and words of ours that programs read, in brackets behind the Chinese
     " true false True False accumulate nearest foreach fused strict generator random hashlib state dict step"
-    " determinism faults identical equivalent divergent inconclusive recomputed".split()
+    " determinism faults identical equivalent divergent inconclusive recomputed reduced changed gathered".split()
 )
 _CODE = frozenset({"script", "style", "code", "pre"})
 _VOID = frozenset({"meta", "br", "img", "link", "input", "hr", "line", "circle", "polyline"})
@@ -67,7 +67,7 @@ def english_in(text: str, names: Iterable[str] = ()) -> list[str]:
     """
     without = re.sub(r"https?://\S+|`+[^`]*`+", " ", re.sub(r"\\(\W|_)", r"\1", text))
     for name in sorted(names, key=len, reverse=True):
-        without = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w]|\.\w)", " ", without)
+        without = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w]|\.\w)", " ", without)
     words = [word.strip(".:()[]/-+=") for word in _WORD.findall(without)]
     left = [word for word in words if re.fullmatch("[A-Za-z]+", word) and word not in TERMS]
     return left + _SENTENCE.findall(without)
