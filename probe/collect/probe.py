@@ -413,11 +413,10 @@ class Probe:
         if isinstance(error, OSError):
             with self._guard():
                 raise error
-        why = f"{type(error).__name__}: {error}"
-        stopped = tell("the trace stopped at step {step} ({why}); record.trace=false checks without it",
-                       step=self._step, why=why)  # fmt: skip
-        self._note(stopped)
-        sys.stderr.write(f"firstdiff: {why}; training goes on\n")
+        what = {"step": self._step, "why": f"{type(error).__name__}: {error}"}
+        self._note(tell("the trace stopped at step {step} ({why}); record.trace=false checks without it", **what))
+        stopped = f"the trace stopped at step {self._step} ({what['why']})"
+        sys.stderr.write(f"firstdiff: {stopped}; training goes on\n")
 
     def _note(self, message: str) -> None:
         """Leaves a message that keeps the dump from being taken for a whole one."""
