@@ -103,7 +103,7 @@ class Modules:
             if is_compiled(named.module):
                 self._hide(named, tell("torch.compile or torch.jit runs it; its inside cannot be seen"))
             elif "forward" in named.module.__dict__:
-                self._hide(named, "its own forward takes the place of its class's")
+                self._hide(named, tell("its own forward takes the place of its class's"))
             elif not self._is_watched(kind) and not self._patch(kind):
                 self._hide(named, "its forward is no function")
 

@@ -37,7 +37,7 @@ from tests.probe.traces import write_traces
 MakeDump = Callable[..., Path]
 NAMES = ("actor", "critic", "reference", "rollout", "prompts", "rewards", "advantages", "values", "weights", "numpy",
          "sampler", "batch", "mask", "data", "rng", "buffers", "optimizer", "sampling", "calls", "gradient",
-         "out")  # fmt: skip
+         "out", "_StopRecomputationError")  # fmt: skip
 """What the trainings of these tests call their models, generators and tags, and the words of causes and events."""
 
 
