@@ -184,8 +184,8 @@ def _run(request: Request, out: str | None, force: bool) -> dict[str, Any]:
     entries = request.entries()
     if not force:
         require_room(Path(out or "checks/new"), request.profile, resolved, entries)
-    result = CheckResult("inconclusive", notes=resolved.remarks)
-    for remark in resolved.remarks:
+    result = CheckResult("inconclusive", notes=[*resolved.remarks, *launcher_for(trained).preflight()])
+    for remark in result.notes:
         logging.getLogger("firstdiff").warning("%s", remark)
     with (
         bearable_trainer_log(),

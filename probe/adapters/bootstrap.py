@@ -24,8 +24,9 @@ ALIAS = "firstdiff_probe"
 """What our package is called in a script's process."""
 OURS = "probe"
 """What it is called elsewhere."""
-WATCHED = {"torch": "script"}
-"""Libraries, and the module of ``probe.adapters`` whose ``install`` is called when one has been imported."""
+WATCHED = {"torch": "script", "transformers.trainer": "hf_trainer"}
+"""Libraries, or a module of one, and the module of ``probe.adapters`` whose ``install`` is called when one has been
+imported."""
 SEEN = "processes"
 """The folder beside the spec in which processes leave word."""
 _OLDEST = (3, 10)

@@ -108,8 +108,14 @@ class Record(StrictModel):
 
 
 class Determinism(StrictModel):
-    """What the trainer is asked for. What is in effect is in each run's ``environment.json``."""
+    """What the trainer is asked for. What is in effect is in each run's ``environment.json``.
 
+    The word ``enforce`` stands for ``{enforce: true}``.
+    """
+
+    enforce: bool = False
+    """Whether keys of a trainer's own configuration (MindSpeed-RL's, verl's) that keep two runs from being the same are
+    set right for the check. ``false`` refuses such a configuration, naming the keys."""
     deterministic_algorithms: bool = True
     """``torch.use_deterministic_algorithms(True)``: an operation without a deterministic form is an error, not a
     warning."""
@@ -127,6 +133,20 @@ class Determinism(StrictModel):
     """PYTHONHASHSEED: order of sets of strings; null leaves it random."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of one CPU operation (OMP_NUM_THREADS, MKL_NUM_THREADS); null leaves the machine's default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _enforce_is_a_word(cls, given: Any) -> Any:
+        if given == "enforce":
+            return {"enforce": True}
+        if not isinstance(given, (dict, Determinism)):
+            raise ValueError("must be enforce, or a mapping such as {enforce: true, num_threads: 1}")
+        return given
+
+    @property
+    def asked_for(self) -> dict[str, Any]:
+        """What a process is asked for, for its ``environment.json``."""
+        return self.model_dump(exclude={"enforce"})
 
     @property
     def environment(self) -> dict[str, str]:

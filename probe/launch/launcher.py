@@ -16,10 +16,11 @@ from probe.language import recall, tell
 from probe.launch.failures import first_failure
 from probe.launch.finished import note_finished
 from probe.launch.hosts import run_on_all
-from probe.launch.observed import forget, problems, why_nothing
+from probe.launch.observed import forget, notes, problems, why_nothing
 from probe.launch.running import Start, run_here
 from probe.store import layout
 from probe.store.layers import msprobe_missing
+from probe.store.notes import keep_notes
 from probe.store.writer import mark_incomplete
 from probe.types import SWITCH_OF_STAGE, RunSpec
 
@@ -31,6 +32,17 @@ class Launcher(Protocol):
 
     def cannot_dump_layers(self) -> str | None:
         """Why this trainer cannot dump layers here; None when it can, or when only trying will tell."""
+        ...
+
+    def preflight(self) -> list[str]:
+        """Looks at the trainer's own configuration before anything is started.
+
+        Returns:
+            What to say beside the verdict: what was set for the check, and what cannot be ensured.
+
+        Raises:
+            ConfigError: Two runs of it cannot be the same.
+        """
         ...
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
@@ -70,6 +82,10 @@ class IntegratedLauncher:
     def cannot_dump_layers(self) -> str | None:
         """It runs in this environment: without msprobe here there is none there. See ``Launcher``."""
         return msprobe_missing()
+
+    def preflight(self) -> list[str]:
+        """Its configuration was checked when the profile was read. See ``Launcher``."""
+        return []
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the trainer to its end. See ``Launcher``."""
@@ -121,9 +137,13 @@ class CommandLauncher:
         """The command's environment is its own: only trying will tell. See ``Launcher``."""
         return None
 
+    def preflight(self) -> list[str]:
+        """Nothing is known of a command's own configuration. See ``Launcher``."""
+        return []
+
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the command to its end. See ``Launcher``."""
-        _run(self._profile, self.start, folder, spec)
+        _run_with_word(self._profile, self.start, folder, spec)
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """The command, with ``probe`` importable and the spec in its environment. See ``Launcher``."""
@@ -149,14 +169,13 @@ class ScriptLauncher:
             "msprobe dumps the stages of a PPO-like step, and a script has others; its traces have every module"
         )
 
+    def preflight(self) -> list[str]:
+        """Nothing is known of a script's own configuration. See ``Launcher``."""
+        return []
+
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the command to its end. See ``Launcher``."""
-        try:
-            _run(self._profile, self.start, folder, spec, partial(why_nothing, folder))
-        finally:
-            if told := problems(folder):
-                mark_incomplete(Path(spec.dump_path), "; ".join(told))
-            forget(folder)
+        _run_with_word(self._profile, self.start, folder, spec, partial(why_nothing, folder))
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """The command. See ``Launcher``."""
@@ -196,6 +215,22 @@ def _no_probe() -> str:
     return "the trainer ended well but recorded nothing; does it call probe.Probe.from_env()?"
 
 
+def _run_with_word(
+    profile: Profile,
+    start: Callable[[Path, RunSpec], Start],
+    folder: Path,
+    spec: RunSpec,
+    why_nothing: Callable[[], str] = _no_probe,
+) -> None:
+    """Runs a trainer whose processes leave word of what was not recorded."""
+    try:
+        _run(profile, start, folder, spec, why_nothing)
+    finally:
+        if told := problems(folder):
+            mark_incomplete(Path(spec.dump_path), "; ".join(told))
+        forget(folder)
+
+
 def _run(
     profile: Profile,
     start: Callable[[Path, RunSpec], Start],
@@ -223,4 +258,5 @@ def _run(
     started = (profile.trainer.nproc_per_node or 1) * profile.trainer.nnodes
     if started > 1 and len(found) != started:
         mark_incomplete(dump, f"{started} processes were started, {len(found)} recorded; each opens a Probe")
+    keep_notes(dump, notes(folder))
     note_finished(folder, spec)

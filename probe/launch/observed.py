@@ -52,7 +52,20 @@ def problems(folder: Path) -> list[str]:
     Args:
         folder: The run's folder.
     """
-    said = sorted({file.read_text(encoding="utf-8") for file in (folder / _FOLDER).glob("problem-*")})
+    return _said(folder, "problem-*")
+
+
+def notes(folder: Path) -> list[str]:
+    """What people should know of how a run was observed, one sentence each.
+
+    Args:
+        folder: The run's folder.
+    """
+    return _said(folder, "note-*")
+
+
+def _said(folder: Path, names: str) -> list[str]:
+    said = sorted({file.read_text(encoding="utf-8") for file in (folder / _FOLDER).glob(names)})
     more = [f"and {len(said) - _MOST} more"] if len(said) > _MOST else []
     return [*said[:_MOST], *more]
 

@@ -116,7 +116,7 @@ def _run(
     spec_file = folder / "spec.json"
     spec_file.write_text(spec.to_json(), encoding="utf-8")
     command, told, script = start.command, False, profile.trainer.kind == "script"
-    if script:
+    if profile.trainer.kind != "integrated":
         await_word(folder)
 
     def asked() -> str | None:

@@ -8,7 +8,7 @@ from probe.compare import Entry
 from probe.compare.checkpoints import CheckpointComparison
 from probe.language import recall, tell
 from probe.locate import how
-from probe.store.writer import strict_number
+from probe.store.numeric import strict_number
 
 LISTED = 1000
 """Most parameters that are listed; all are counted."""

@@ -15,7 +15,7 @@ from typing import Any
 from probe.compare import Cell, KeyDataComparison
 from probe.language import tell
 from probe.report.summary import cosine_of, tag_order
-from probe.store.writer import strict_number
+from probe.store.numeric import strict_number
 
 FLOOR = 1e-3
 """Relative errors up to this are no jump, however they grow."""

@@ -17,7 +17,8 @@ from probe.compare import Cell, KeyDataComparison
 from probe.compare.cosine import Products
 from probe.compare.entries import Status
 from probe.language import counted, join, recall, tell
-from probe.store.writer import strict_number, write_atomic
+from probe.store.numeric import strict_number
+from probe.store.writer import write_atomic
 from probe.types import TAGS
 
 SUMMARY = "summary.xlsx"

@@ -24,6 +24,7 @@ from probe.report.growth import growth_of, jumps
 from probe.report.hints import hints_of
 from probe.report.summary import summary_rows
 from probe.report.tables import Tables
+from probe.store.notes import notes_of
 from probe.store.reader import Dump
 from probe.store.writer import write_json
 from probe.types import Verdict
@@ -207,7 +208,7 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
 
 
 def reservations(a: Dump, b: Dump, key_data: KeyDataComparison) -> list[str]:
-    """What limits the verdict: records that were converted before they were stored, runs that ended early."""
+    """What limits the verdict: what the trainers noted, converted records, runs that ended early."""
     notes: list[str] = [
         tell(
             "{folder}: has no index, as what msprobe's SingleSave writes: that converts to float32 and keeps no"
@@ -224,7 +225,7 @@ def reservations(a: Dump, b: Dump, key_data: KeyDataComparison) -> list[str]:
             if step >= 0
             else tell("a dump is incomplete: both have whole data within step 0 only")
         )
-    return notes
+    return [*dict.fromkeys(recall(note) for note in [*notes_of(a.folder), *notes_of(b.folder)]), *notes]
 
 
 def write_verdict(document: dict[str, Any], folder: Path) -> None:

@@ -22,8 +22,9 @@ from probe.errors import DumpError, RecordError
 from probe.language import tell
 from probe.store import layout
 from probe.store.digest import digest
+from probe.store.numeric import Numbers
 from probe.store.scan import walk
-from probe.store.writer import DumpWriter, Numbers
+from probe.store.writer import DumpWriter
 from probe.types import STAGE_OF_TAG
 
 _NAME = re.compile(r"(\d{1,9})\.jsonl")

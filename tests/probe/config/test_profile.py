@@ -115,7 +115,7 @@ def test_determinism_becomes_the_documented_environment() -> None:
 
 
 def test_determinism_leaves_alone_what_is_null() -> None:
-    keys = [key for key in Determinism.model_fields if key != "deterministic_algorithms"]
+    keys = [key for key in Determinism.model_fields if key not in ("enforce", "deterministic_algorithms")]
     assert Determinism.model_validate(dict.fromkeys(keys)).environment == {}
 
 
@@ -260,3 +260,10 @@ def test_a_profile_of_nothing_but_a_trainer_records_traces(tmp_path):
 @pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED_PROFILES.glob("*.yaml")))
 def test_no_shipped_profile_turns_traces_off(name):
     assert "trace" not in yaml.safe_load((SHIPPED_PROFILES / f"{name}.yaml").read_text()).get("record", {})
+
+
+def test_enforce_alone_is_a_determinism_section() -> None:
+    profile = Profile.model_validate({"trainer": {"kind": "integrated"}, "determinism": "enforce"})
+    assert profile.determinism == Determinism(enforce=True)
+    with pytest.raises(ValidationError, match="must be enforce, or a mapping"):
+        Profile.model_validate({"trainer": {"kind": "integrated"}, "determinism": "strict"})
