@@ -23,7 +23,7 @@ def locate_first_divergence(
     begin(Begun(3, tell("locating the first difference")))
     first = first_key_data(comparison)
     if first is not None:
-        place = {"tag": first.entry.record.tag, "step": first.entry.step, "stage": first.stage}
+        place = {"tag": first.entry.record.tag, "step": first.entry.step, "stage": first.stage or tell("no stage")}
         log.info("%s", tell("first difference: {tag} at step {step}, {stage}", **place))
     answer = locate_trace(traces)
     if answer is not None:

@@ -30,7 +30,7 @@ BELOW = {
     "compare": {"language", "masking", "store", "types", "errors", "keys"},
     "locate": {"language", "compare", "store", "types", "errors"},
     "report": {"language", "locate", "compare", "store", "types", "errors"},
-    "collect": {"store", "types", "errors"},
+    "collect": {"language", "store", "types", "errors"},
     "adapters": {"collect", "types", "errors"},
     "replay": {"language", "collect", "launch", "store", "types", "errors"},
     "launch": {"language", "adapters", "masking", "config", "store", "types", "errors"},

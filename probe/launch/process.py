@@ -101,7 +101,7 @@ def run_process(
             output.close()
             os.close(read_end)
     if status:
-        last = next((line.strip() for line in reversed(output.tail) if line.strip()), tell("it printed nothing"))[:300]
+        last = next((line.strip()[:300] for line in reversed(output.tail) if line.strip()), tell("it printed nothing"))
         raise TrainerError(_how_it_ended(status, last), status, output.tail_text)
 
 

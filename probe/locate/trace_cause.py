@@ -214,7 +214,9 @@ def _by_kind(  # noqa: C901 - one case for each row of the table of causes
         case "grad_input":
             return Cause("module_backward", name, tell("same gradient arrived, a different one was passed on"))
         case "param_grad" if event.note:
-            why = tell("the gradient was the same before it was {note}: the reduction over the ranks", note=event.note)
+            why = tell(
+                "the gradient was the same before it was {note}: the reduction over the ranks", note=recall(event.note)
+            )
             return Cause("gradient", name, why)
         case "param_grad":
             return cause_of_parameter_gradient(event, found)

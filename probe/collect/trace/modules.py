@@ -31,6 +31,7 @@ from probe.collect.trace.items import Leaves
 from probe.collect.trace.registry import NamedModule, Registry, gathered_parameters
 from probe.collect.trace.watched import Watched, watched_method
 from probe.errors import RecordError
+from probe.language import tell
 
 Stop = Callable[[Exception], None]
 """What is done with an error of the trace: raised to the trainer, or told and no more recorded."""
@@ -104,10 +105,10 @@ class Modules:
         for named in self._registry.modules.values():
             kind = type(named.module)
             if is_compiled(named.module):
-                self._hide(named, "torch.compile or torch.jit runs it; its inside cannot be seen")
+                self._hide(named, tell("torch.compile or torch.jit runs it; its inside cannot be seen"))
             elif "forward" in named.module.__dict__:
                 if not self._patch_own(named.module):
-                    self._hide(named, "its own forward takes the place of its class's")
+                    self._hide(named, tell("its own forward takes the place of its class's"))
             elif not self._is_watched(kind) and not self._patch(kind):
                 self._hide(named, "its forward is no function")
 
@@ -274,14 +275,14 @@ class Modules:
                 place.versions[id(weight)] = now
                 changed.append((f"{name}.{key}"[len(role) + 1 :], weight))
         if changed:
-            self._recorder.emit("weights", role, None, self._recorder.items(role, changed), note="changed")
+            self._recorder.emit("weights", role, None, self._recorder.items(role, changed), note=tell("changed"))
 
     def _gathered(self, named: NamedModule, name: str, call: int) -> None:
         """The whole weights, as a module of FSDP2 sees them; and their gradients, before they are reduced."""
         weights = gathered_parameters(named.module)
         if not weights:
             return
-        self._recorder.emit("weights", name, call, self._recorder.items(name, weights), note="gathered")
+        self._recorder.emit("weights", name, call, self._recorder.items(name, weights), note=tell("gathered"))
         for path, weight in weights:
             if weight.requires_grad:
                 self._gradients.watch_parameter(weight, f"{name}.{path}")
@@ -308,7 +309,7 @@ class Modules:
         """A module was left by an exception, which is the trainer's own: nothing may hide it."""
         self._pop(frame)
         if self.on:
-            note = f"left by {type(error).__name__}"
+            note = tell("left by {error}", error=type(error).__name__)
             self._recorder.emit("forward_output", frame.name, frame.call, [], note=note, recomputed=frame.recomputed)
 
     def _pop(self, frame: Frame) -> None:

@@ -8,16 +8,17 @@ from html.parser import HTMLParser
 
 TERMS = frozenset(
     # units, letters of runs and options, file formats and products: the same in any language
-    "a b c d s h min E I S K UTC ULP NaN CPU CUDA NPU NCCL LCCL NVLS PPO GEMM Atlas Linux Python NumPy Triton Inductor"
-    " Transformer Engine cuBLAS cuDNN aclrt msprobe verl torch safetensors SingleSave SingleComparator DataLoader"
-    " PYTHONHASHSEED PYTHONPATH FlashAttentionScoreGrad Probe wheel"
+    "a b c d s h min KiB MiB GiB E I S K UTC ULP NaN CPU CUDA NPU NCCL LCCL NVLS PPO GEMM Atlas Linux Python NumPy"
+    " Triton Inductor Transformer Engine cuBLAS cuDNN aclrt msprobe verl torch safetensors SingleSave SingleComparator"
+    " DataLoader PYTHONHASHSEED PYTHONPATH FlashAttentionScoreGrad Probe wheel"
     # words of the field that README.zh-CN.md leaves as they are
     " rank trace Trace token checkpoint Checkpoint batch buffer worker kernel dtype shape profile Profile Host manifest"
     " attention dropout embedding epoch scatter gather cumsum index flash grouped autocast autograd hash workspace"
     " scaler loss critic meta dq responses layers keydata"
     # values and names of settings, and words of ours that programs read, in brackets behind the Chinese
     " true false True False accumulate nearest foreach fused strict generator random hashlib state dict step"
-    " determinism faults identical equivalent divergent inconclusive recomputed".split()
+    " determinism faults identical equivalent divergent inconclusive recomputed reduced changed gathered"
+    " forward".split()
 )
 _CODE = frozenset({"script", "style", "code", "pre"})
 _VOID = frozenset({"meta", "br", "img", "link", "input", "hr", "line", "circle", "polyline"})
@@ -67,7 +68,7 @@ def english_in(text: str, names: Iterable[str] = ()) -> list[str]:
     """
     without = re.sub(r"https?://\S+|`+[^`]*`+", " ", re.sub(r"\\(\W|_)", r"\1", text))
     for name in sorted(names, key=len, reverse=True):
-        without = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w]|\.\w)", " ", without)
+        without = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w]|\.\w)", " ", without)
     words = [word.strip(".:()[]/-+=") for word in _WORD.findall(without)]
     left = [word for word in words if re.fullmatch("[A-Za-z]+", word) and word not in TERMS]
     return left + _SENTENCE.findall(without)
