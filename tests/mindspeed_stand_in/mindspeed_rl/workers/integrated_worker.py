@@ -43,8 +43,8 @@ class IntegratedWorker:
     def initialize(self):
         torch.set_num_threads(1)
         if self.size > 1:
-            torch.distributed.init_process_group("gloo", init_method=os.environ["STAND_IN_RENDEZVOUS"],
-                                                 rank=self.rank, world_size=self.size)  # fmt: skip
+            meet = f"file://{self.msprobe_config.dump_path}.rendezvous"
+            torch.distributed.init_process_group("gloo", init_method=meet, rank=self.rank, world_size=self.size)
         training = self.config["megatron_training"]
         if training.get("npu_deterministic"):
             seed_all(training.get("seed", 1234))
