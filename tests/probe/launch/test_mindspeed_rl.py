@@ -6,7 +6,6 @@ import difflib
 import hashlib
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,9 @@ def checkout(tmp_path: Path) -> Checkout:
 # ---- before anything is started ----
 
 
-def test_a_configuration_as_shipped_is_refused_with_each_key_and_the_value_that_is_asked_for(checkout: Checkout) -> None:
+def test_a_configuration_as_shipped_is_refused_with_each_key_and_the_value_that_is_asked_for(
+    checkout: Checkout,
+) -> None:
     with pytest.raises(ConfigError) as caught:
         checkout.launcher("train_grpo").preflight()
     said = str(caught.value)
@@ -107,7 +108,11 @@ def test_a_deterministic_configuration_passes(checkout: Checkout) -> None:
         ("no_shuffle: true\n", "no_shuffle: false\n  seed_of: x\n", None),
         ("    seed: 11\n", "", "generate_config.sampling_config.seed: is not set, must be a number"),
         ("npu_deterministic: true", "npu_deterministic: false", "megatron_training.npu_deterministic: is false"),
-        ("dataset: false", "dataset: true", "megatron_training.full_shuffle_instruction_dataset: is true, must be false"),
+        (
+            "dataset: false",
+            "dataset: true",
+            "megatron_training.full_shuffle_instruction_dataset: is true, must be false",
+        ),
         ("worker: true", "worker: false", "rl_config.use_integrated_worker: is false, must be true"),
         ("order: true", "order: true\n  filter_groups_enable: true", "rl_config.filter_groups_enable: is true, must"),
         ("order: true", "order: true\n  partial_rollout_max_split: 2", "rl_config.partial_rollout_max_split: is 2"),
@@ -151,7 +156,9 @@ def test_variables_of_the_workers(checkout: Checkout, where: str) -> None:
         return
     derived = Path(yaml.safe_load(text)["rl_config"]["runtime_env_path"])
     assert yaml.safe_load(derived.read_text())["env_vars"]["HCCL_DETERMINISTIC"] == "true"
-    assert set(file.read_text().splitlines()) - set(derived.read_text().splitlines()) == {"  HCCL_DETERMINISTIC: 'false'"}
+    assert set(file.read_text().splitlines()) - set(derived.read_text().splitlines()) == {
+        "  HCCL_DETERMINISTIC: 'false'"
+    }
 
 
 def test_what_is_not_there_is_named(checkout: Checkout) -> None:
@@ -190,7 +197,7 @@ def test_the_derived_file_differs_in_msprobe_config_alone(checkout: Checkout) ->
         "dump_path": spec.dump_path,
     }
     assert spec.dump_path.startswith(str(checkout.folder / "check/a/"))
-    assert '# of a run by hand' in text
+    assert "# of a run by hand" in text
     assert start.command[2:6] == ["--config-dir", str(checkout.folder / "check/a/hydra"), "--config-name",
                                   "firstdiff_deterministic_grpo"]  # fmt: skip
     assert (start.cwd, start.adapter, start.env["RAY_ADDRESS"]) == (checkout.repo, "mindspeed_rl", "local")
