@@ -1,6 +1,7 @@
 """GRPO, started as the real script is: hydra reads the configuration, Ray places the workers where it is asked to."""
 
 import os
+import sys
 from pathlib import Path
 
 import hydra
@@ -22,7 +23,8 @@ def train(config, make_workers, call):
     for iteration in range(config["megatron_training"]["train_iters"]):
         for name in ("generate_sequences", "compute_ref_log_prob", "compute_log_prob", "update"):
             call(workers, name)
-        print("iteration", iteration, flush=True)
+        sys.stdout.write(f"iteration {iteration}\n")
+        sys.stdout.flush()
 
 
 def here(config, msprobe_config):

@@ -73,7 +73,7 @@ def checkout(tmp_path: Path) -> Checkout:
 # ---- before anything is started ----
 
 
-def test_a_configuration_as_shipped_is_refused_with_each_key_and_the_value_that_is_asked_for(
+def test_a_configuration_as_shipped_is_refused_with_each_key_and_what_it_must_be(
     checkout: Checkout,
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -111,7 +111,7 @@ def test_a_deterministic_configuration_passes(checkout: Checkout) -> None:
         (
             "dataset: false",
             "dataset: true",
-            "megatron_training.full_shuffle_instruction_dataset: is true, must be false",
+            "full_shuffle_instruction_dataset: is true, must be false",
         ),
         ("worker: true", "worker: false", "rl_config.use_integrated_worker: is false, must be true"),
         ("order: true", "order: true\n  filter_groups_enable: true", "rl_config.filter_groups_enable: is true, must"),

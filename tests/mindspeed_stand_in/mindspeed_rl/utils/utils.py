@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ def seed_all(seed):
 class MsProbe:
     enabled = False
     config = saver = debugger = None
-    hooked = []
+    hooked: ClassVar[list] = []
 
     @classmethod
     def config_init(cls, msprobe_config):
