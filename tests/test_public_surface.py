@@ -30,7 +30,7 @@ BELOW = {
     "locate": {"compare", "store", "types", "errors"},
     "report": {"locate", "compare", "store", "types", "errors"},
     "collect": {"store", "types", "errors"},
-    "adapters": {"collect", "types", "errors"},
+    "adapters": {"collect", "store", "types", "errors"},
     "replay": {"collect", "launch", "store", "types", "errors"},
     "launch": {"adapters", "masking", "config", "store", "types", "errors"},
     "history": {"masking", "compare", "config", "store", "types", "errors", "keys"},

@@ -43,12 +43,12 @@ class Folder:
             "HOME": str(path),
         }
         profile["check"]["steps"] = 2
-        (path / "mindspeed-rl.yaml").write_text(yaml.safe_dump(profile))
+        (path / "mine.yaml").write_text(yaml.safe_dump(profile))
         self._run, self._api = run, api
 
     def arguments(self, *overrides: str) -> list[str]:
         given = [word for override in overrides for word in ("--set", override)]
-        return ["check", "mindspeed-rl.yaml", *given, "--json", "--out", str(self.path / "out")]
+        return ["check", "mine.yaml", *given, "--json", "--out", str(self.path / "out")]
 
     def check(self, *overrides: str) -> dict[str, Any]:
         before = self.digest
