@@ -17,6 +17,8 @@ from probe.errors import ConfigError, TrainerError
 from probe.launch import dump_folder, is_finished, launcher_for, run_spec
 from probe.launch.hydra_compose import compose
 from probe.launch.launcher import Launcher
+from probe.launch.mindspeed_requirements import requirements
+from probe.launch.requirements import refuse, unmet
 from probe.store.reader import read_dump
 from probe.types import RunSpec, Target
 
@@ -100,35 +102,62 @@ def test_a_deterministic_configuration_passes(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("key", "value", "said"),
     [
-        ("guarantee_order: true", "guarantee_order: false", "rl_config.guarantee_order: is false, must be true"),
-        ("  seed: 7\n", "", None),
-        ("no_shuffle: true", "no_shuffle: false", None),
-        ("no_shuffle: true\n", "no_shuffle: false\n  seed_of: x\n", None),
-        ("    seed: 11\n", "", "generate_config.sampling_config.seed: is not set, must be a number"),
-        ("npu_deterministic: true", "npu_deterministic: false", "megatron_training.npu_deterministic: is false"),
-        (
-            "dataset: false",
-            "dataset: true",
-            "full_shuffle_instruction_dataset: is true, must be false",
-        ),
-        ("worker: true", "worker: false", "rl_config.use_integrated_worker: is false, must be true"),
-        ("order: true", "order: true\n  filter_groups_enable: true", "rl_config.filter_groups_enable: is true, must"),
-        ("order: true", "order: true\n  partial_rollout_max_split: 2", "rl_config.partial_rollout_max_split: is 2"),
-        ("./ckpt_out", "./ckpt", "actor_config.save: is './ckpt', must be another folder than ./ckpt"),
-        ("stage: ray_grpo", "stage: ray_dpo", "megatron_training.stage: is ray_dpo"),
-        ("- tiny", "- huge", "hydra does not take it"),
+        ("rl_config.guarantee_order", False, "is false, must be true"),
+        ("rl_config.filter_groups_enable", True, "is true, must be false"),
+        ("rl_config.partial_rollout_max_split", 2, "is 2, must be 1"),
+        ("rl_config.use_integrated_worker", False, "is false, must be true"),
+        ("rl_config.use_integrated_worker", None, None),
+        ("megatron_training.npu_deterministic", None, "is not set, must be true"),
+        ("megatron_training.full_shuffle_instruction_dataset", True, "is true, must be false"),
+        ("megatron_training.seed", None, None),  # one of a seed and no_shuffle is enough
+        ("megatron_training.no_shuffle", False, None),
+        ("generate_config.sampling_config.seed", None, "is not set, must be a number"),
+        ("generate_config.sampling_config.seed", True, "is true, must be a number"),
+        ("actor_config.save", "./ckpt", "is './ckpt', must be another folder than ./ckpt"),
+        ("actor_config.load", None, None),
+        ("environment.LCCL_DETERMINISTIC", "0", "is '0', must be 1"),
+        ("environment.ATB_MATMUL_SHUFFLE_K_ENABLE", None, "is not set, must be 0"),
     ],
 )
-def test_each_requirement(checkout: Checkout, old: str, new: str, said: str | None) -> None:
+def test_each_requirement(key: str, value: Any, said: str | None) -> None:
+    environment = {"HCCL_DETERMINISTIC": "True", "LCCL_DETERMINISTIC": "1", "CLOSE_MATMUL_K_SHIFT": "1",
+                   "ATB_MATMUL_SHUFFLE_K_ENABLE": "0"}  # fmt: skip
+    own = yaml.safe_load((STAND_IN / "configs/deterministic_grpo.yaml").read_text())
+    configuration = {**own, "environment": environment}
+    assert unmet(configuration, requirements(configuration, "elsewhere")) == []
+    *sections, last = key.split(".")
+    place = configuration
+    for section in sections:
+        place = place[section]
+    place[last] = value
+    lacking = unmet(configuration, requirements(configuration, "elsewhere"))
+    assert [one.key for one in lacking] == ([] if said is None else [key])
+    if said is not None:
+        with pytest.raises(ConfigError) as caught:
+            refuse("x.yaml", configuration, lacking)
+        assert f"{key}: {said}" in str(caught.value)
+        place[last] = lacking[0].value
+        assert unmet(configuration, requirements(configuration, "elsewhere")) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("stage: ray_grpo", "stage: ray_dpo", "megatron_training.stage: is ray_dpo"),
+        ("- tiny", "- huge", "hydra does not take it"),
+        (
+            "    seed: 11",
+            "    seed: ${oc.env:NO_SUCH_VARIABLE}",
+            "sampling_config.seed: is '${oc.env:NO_SUCH_VARIABLE}'",
+        ),
+    ],
+)
+def test_what_hydra_makes_of_a_file_is_looked_at(checkout: Checkout, old: str, new: str, said: str) -> None:
     checkout.change("deterministic_grpo", old, new)
-    launcher = checkout.launcher("deterministic_grpo")
-    if said is None:  # one of no_shuffle and a seed is enough
-        launcher.preflight()
-        return
     with pytest.raises(ConfigError) as caught:
-        launcher.preflight()
+        checkout.launcher("deterministic_grpo").preflight()
     assert said in str(caught.value)
 
 
