@@ -120,8 +120,11 @@ def test_a_fault_is_located_by_the_layers_that_msprobe_dumps(
     assert document["first"]["name"].endswith(name)
 
 
-def test_without_enforce_a_configuration_as_shipped_is_refused(folder: Folder, firstdiff: Callable[..., Any]) -> None:
-    done = firstdiff(*folder.arguments("determinism.enforce=false"), cwd=folder.path)
+def test_without_enforce_a_configuration_as_shipped_is_refused(
+    folder: Folder, firstdiff: Callable[..., Any], prefect_api: str
+) -> None:
+    arguments = folder.arguments("determinism.enforce=false")
+    done = firstdiff(*arguments, cwd=folder.path, PREFECT_API_URL=prefect_api)
     assert done.status == 64
     assert "rl_config.guarantee_order (false, must be true)" in done.stderr
     assert not (folder.path / "out").exists()

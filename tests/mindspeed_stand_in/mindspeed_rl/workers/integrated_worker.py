@@ -12,12 +12,12 @@ from mindspeed_rl.utils.utils import MsProbe, seed_all
 class Unsteady(torch.nn.Linear):
     """A layer whose sums are added in an order that nothing seeds, in one step: what a check should find."""
 
-    step, at, stage, only = 0, 1, None, None
+    step, at, most = 0, 1, 2.0**-4
 
     def forward(self, values):
         out = super().forward(values)
-        if self.step == self.at and self.only in (None, self.stage):
-            out = out * (1 + int.from_bytes(os.urandom(2), "little") * 2.0**-20)
+        if self.step == self.at:
+            out = out * (1 + int.from_bytes(os.urandom(2), "little") * 2.0**-16 * self.most)
         return out
 
 
@@ -28,6 +28,8 @@ def fault_of(models):
         name, _, step = rest.partition(":")
         module = models[role].get_submodule(name)
         module.__class__, module.at = Unsteady, int(step)
+        if role == "rollout":
+            module.most = 1000.0  # so much that other tokens are drawn
         return module
     return None
 
