@@ -17,6 +17,7 @@ from probe.errors import ConfigError, TrainerError
 from probe.launch import dump_folder, is_finished, launcher_for, run_spec
 from probe.launch.hydra_compose import compose
 from probe.launch.launcher import Launcher
+from probe.launch.mindspeed_config import Checkout as Configuration
 from probe.launch.mindspeed_requirements import requirements
 from probe.launch.requirements import refuse, unmet
 from probe.store.reader import read_dump
@@ -271,6 +272,25 @@ def test_on_a_running_cluster_the_workers_get_their_variables_from_ray(checkout:
     first = Path(variables["PYTHONPATH"].split(":")[0])
     assert (first / "sitecustomize.py").is_file()
     assert start.env["RAY_ADDRESS"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("stage", "resources", "groups"),
+    [
+        ("ray_grpo", {"actor": 8}, {"actor": 8}),
+        ("ray_dapo", {"actor": 8, "critic": 4}, {"actor": 8}),
+        ("ray_ppo", {"actor": 8, "critic": 4}, {"actor": 8, "critic": 4}),
+        ("ray_ppo", {"actor": 8}, {}),  # nobody knows
+        ("ray_grpo", {"actor": None}, {}),
+    ],
+)
+def test_the_groups_of_workers_are_those_of_the_configuration(
+    stage: str, resources: dict[str, Any], groups: dict[str, int]
+) -> None:
+    section = {f"{name}_resource": {"num_npus": size} for name, size in resources.items()}
+    found = {"megatron_training": {"stage": stage, "train_iters": 5}, "rl_config": section}
+    known = Configuration(Path("repo"), "x", found)
+    assert (known.groups, known.iterations) == (groups, 5)
 
 
 # ---- one run ----
