@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,17 +181,16 @@ def test_a_cancelled_check_leaves_no_process(
 def ray_cluster(tmp_path: Path) -> Iterator[Callable[[], str]]:
     """Starts a cluster of one host, as ``ray start --head`` does; returns its address."""
     started: list[subprocess.Popen[bytes]] = []
+    short = Path(tempfile.mkdtemp(prefix="ray-"))  # sockets have short names
 
     def start() -> str:
-        import socket
-
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
         command = [
             *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"),
             *("--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false", "--num-cpus=4"),
-            f"--temp-dir={tmp_path}/r",
+            f"--temp-dir={short}",
         ]
         own = {"HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -204,10 +206,10 @@ def ray_cluster(tmp_path: Path) -> Iterator[Callable[[], str]]:
 
     yield start
     for one in started:
-        os.killpg(one.pid, signal.SIGTERM)
-        try:
-            one.wait(30)
-        finally:
-            left = subprocess.run(["pgrep", "-f", f"{tmp_path}/r"], capture_output=True, text=True, check=False)
-            for pid in left.stdout.split():
+        one.terminate()
+        one.wait(30)
+        left = subprocess.run(["pgrep", "-f", str(short)], capture_output=True, text=True, check=False)
+        for pid in left.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
+    shutil.rmtree(short, ignore_errors=True)
