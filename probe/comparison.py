@@ -23,6 +23,7 @@ from probe.compare import (
 from probe.compare.entries import NOTHING_RECORDED
 from probe.compare.rollouts import by_place, in_another_order, say_texts
 from probe.errors import DumpError, UsageError
+from probe.language import tell
 from probe.locate import Cause, Conclusion, SecondPair, cause_of_checkpoints, conclude, first_key_data, locate_trace
 from probe.locate.cause import cause_of_layers
 from probe.report import (
@@ -85,7 +86,7 @@ def compare_dumps(
                 result = _compare(left, right, allow_different, compare_records)
         result.runs, result.read_from = {"a": a, "b": b}, {"a": left.to_show, "b": right.to_show}
         if _real(a) == _real(b):
-            result.notes.insert(0, "both dumps are the same folder")
+            result.notes.insert(0, tell("both dumps are the same folder"))
         if out is not None and not checkpoints:
             records = key_data_tables(left.records, right.records, out / "keydata")
             result.tables = [records, layer_tables(left.layers, right.layers, out / "layers")]
@@ -148,7 +149,7 @@ def _compare_checkpoints(a: Path, b: Path) -> CheckResult:
     result.notes += [*found.a.notes, *found.b.notes]
     located = cause_of_checkpoints(found)
     result.conclude(
-        Conclusion(*located) if located else Conclusion(None, Cause("none", None, "no difference was found"))
+        Conclusion(*located) if located else Conclusion(None, Cause("none", None, tell("no difference was found")))
     )
     return result
 
@@ -175,10 +176,17 @@ def _compare(a: Source, b: Source, allow_different: Sequence[str], compare_recor
     result.notes += worker_notes(a.records)
     result.notes += dict.fromkeys([*a.notes, *b.notes])
     if first is not None and a.rollouts and first.entry.record.path and first.entry.problem:
-        place = f"step {first.entry.step}, {first.entry.record.tag} of sample {first.entry.record.path}"
-        result.notes.insert(0, f"{place}: {first.entry.problem}")
+        note = tell(
+            "step {step}, {tag} of sample {sample}: {problem}",
+            step=first.entry.step,
+            tag=first.entry.record.tag,
+            sample=first.entry.record.path,
+            problem=first.entry.problem,
+        )
+        result.notes.insert(0, note)
     if has_layers and (places := (Place.of_root(a.layers), Place.of_root(b.layers)))[0] != places[1]:
-        result.notes.append(f"a is {places[0].words or 'a whole dump'}, b {places[1].words or 'a whole dump'}")
+        whole = tell("a whole dump")
+        result.notes.append(tell("a is {a}, b {b}", a=places[0].words or whole, b=places[1].words or whole))
     result.judge_traces(traces)
     result.configurations = compare_configurations(a.records, b.records, allow_different)
     result.judge_experiments()
@@ -190,7 +198,9 @@ def _compare(a: Source, b: Source, allow_different: Sequence[str], compare_recor
         if conclusion.first is None and (located := cause_of_layers(None, layers, _RUNS)) is not None:
             conclusion = Conclusion(*located)
         elif first is not None and a.rollouts and in_another_order(first.entry, files_a, files_b):
-            why = "the samples of the step are the same in another order: data order, sampler, or order of results"
+            why = tell(
+                "the samples of the step are the same in another order: data order, sampler, or order of results"
+            )
             conclusion = replace(
                 conclusion, cause=replace(conclusion.cause, kind="data", explanation=why, permutation=True)
             )
@@ -205,11 +215,19 @@ def _compare_records(
     for one, other in ((dump_a, dump_b), (dump_b, dump_a)):
         unknown = not one.ranks and one.steps_finished is None and not (one.folder / layout.DATA).exists()
         if unknown and other.ranks:
-            return KeyDataComparison(problems=[f"{one.folder}: holds no key data, {other.folder} does"])
+            return KeyDataComparison(
+                problems=[tell("{folder}: holds no key data, {other} does", folder=one.folder, other=other.folder)]
+            )
     if bool(a.rollouts) != bool(b.rollouts) and (dump_a.ranks or dump_b.ranks):
         one, other = (dump_a, dump_b) if a.rollouts else (dump_b, dump_a)
         return KeyDataComparison(
-            problems=[f"{one.folder}: holds samples of verl, {other.folder} records of another kind"]
+            problems=[
+                tell(
+                    "{folder}: holds samples of verl, {other} records of another kind",
+                    folder=one.folder,
+                    other=other.folder,
+                )
+            ]
         )
     return compare_records(dump_a, dump_b)
 

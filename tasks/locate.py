@@ -7,6 +7,7 @@ import logging
 from prefect import task
 
 from probe.compare import KeyDataComparison, TraceComparison
+from probe.language import tell
 from probe.locate import Conclusion, FirstKeyData, SecondPair, TraceAnswer, conclude, first_key_data, locate_trace
 from probe.store.reader import Dump
 from tasks import UNCACHED, Begun, begin
@@ -19,13 +20,15 @@ def locate_first_divergence(
     comparison: KeyDataComparison, traces: TraceComparison
 ) -> tuple[FirstKeyData | None, TraceAnswer | None]:
     """Finds the first record that differs, and the first event."""
-    begin(Begun(3, "locating the first difference"))
+    begin(Begun(3, tell("locating the first difference")))
     first = first_key_data(comparison)
     if first is not None:
-        log.info("first difference: %s at step %d, %s", first.entry.record.tag, first.entry.step, first.stage)
+        place = {"tag": first.entry.record.tag, "step": first.entry.step, "stage": first.stage}
+        log.info("%s", tell("first difference: {tag} at step {step}, {stage}", **place))
     answer = locate_trace(traces)
     if answer is not None:
-        log.info("first event: %s of %s at step %d", answer.first.event, answer.first.name, answer.first.step)
+        event = {"event": answer.first.event, "name": answer.first.name, "step": answer.first.step}
+        log.info("%s", tell("first event: {event} of {name} at step {step}", **event))
     return first, answer
 
 
@@ -39,5 +42,5 @@ def name_first_difference(
     answer: TraceAnswer | None,
 ) -> Conclusion:
     """Names the first differing module, or what else the first difference means."""
-    begin(Begun(6, "naming the cause"))
+    begin(Begun(6, tell("naming the cause")))
     return conclude(first, comparison, a, b, second, answer)

@@ -26,8 +26,9 @@ OURS = "probe"
 """What it is called elsewhere."""
 TRAINER = "FIRSTDIFF_TRAINER"
 """Variable with the name of a trainer that has an adapter of its own, in place of that of any script."""
-WATCHED = {"torch": "script"}
-"""Modules, and the module of ``probe.adapters`` whose ``install`` is called when one has been imported."""
+WATCHED = {"torch": "script", "transformers.trainer": "hf_trainer"}
+"""Libraries, or a module of one, and the module of ``probe.adapters`` whose ``install`` is called when one has been
+imported."""
 WATCHED_OF = {"mindspeed_rl": {"mindspeed_rl.utils.utils": "mindspeed_rl"}}
 """The same, where the environment names a trainer."""
 SEEN = "processes"

@@ -60,6 +60,11 @@ class Names:
         self._roots[role] = weakref.ref(unwrapped(root))
         return role, name is not None, root
 
+    @property
+    def roles(self) -> list[str]:
+        """The roles of all models that were named."""
+        return [*self._roots, "loose"]
+
     def new_generators(self, frame: FrameType | None) -> Iterator[tuple[str, Any]]:
         """Generators in the variables of the callers that were not seen before, with their names."""
         for _, name, value in _variables(frame):

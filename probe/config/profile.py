@@ -10,6 +10,7 @@ from probe.config.base import StrictModel
 from probe.config.mindspeed import MindSpeedRLTrainer
 from probe.config.trainers import CommandTrainer, IntegratedTrainer, ScriptTrainer
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
+from probe.language import join, tell
 from probe.types import ROLES_OF_STAGE, DigestPlace, Stage
 
 _WITH_GRADIENTS = (None, "actor_update", "critic_update")
@@ -144,6 +145,11 @@ class Determinism(StrictModel):
         return given
 
     @property
+    def asked_for(self) -> dict[str, Any]:
+        """What a process is asked for, for its ``environment.json``."""
+        return self.model_dump(exclude={"enforce"})
+
+    @property
     def environment(self) -> dict[str, str]:
         """The variables to set before the trainer's interpreter starts."""
         values = {
@@ -230,12 +236,17 @@ class Profile(StrictModel):
         """What to say before the training starts: settings that have less effect than they seem to."""
         if self.trainer.kind != "integrated":
             return []
-        said = [f"trainer.config.{sentence}" for sentence in self.trainer.config.beyond_the_end]
+        said: list[str] = [join("", ("trainer.config.", sentence)) for sentence in self.trainer.config.beyond_the_end]
         last = self.check.last_step
         for index, fault in enumerate(self.faults):
             if last is not None and fault.step is not None and fault.step > last:
                 said.append(
-                    f"faults.{index}.step is {fault.step}, the last step that is recorded {last}: nobody sees it"
+                    tell(
+                        "faults.{index}.step is {step}, the last step that is recorded {last}: nobody sees it",
+                        index=index,
+                        step=fault.step,
+                        last=last,
+                    )
                 )
         return said
 

@@ -30,14 +30,13 @@ from probe.launch.mindspeed_config import (
     write_runtime_env,
 )
 from probe.launch.mindspeed_requirements import ENVIRONMENT, VARIABLES
-from probe.launch.observed import forget, lasting_offer, problems, why_nothing_of_ranks
+from probe.launch.observed import lasting_offer, why_nothing_of_ranks
 from probe.launch.requirements import Requirement, refuse, unmet, value_at
 from probe.launch.running import MARK, Ended, Start
-from probe.launch.whole import found_command, run_whole
+from probe.launch.whole import found_command, run_with_word
 from probe.masking import is_secret
 from probe.store.adopting import adopt
 from probe.store.layers import msprobe_missing
-from probe.store.writer import mark_incomplete
 from probe.types import RunSpec
 
 ADAPTER = "mindspeed_rl"
@@ -98,14 +97,9 @@ class MindSpeedRLLauncher:
         own = self._own(spec, checkout)
         if self._trainer.depth == "dumps":
             closing = partial(self._adopt, own, checkout)
-            run_whole(self._profile, self.start, folder, own, partial(_nothing_dumped, folder), closing)
+            run_with_word(self._profile, self.start, folder, own, partial(_nothing_dumped, folder), closing)
         else:
-            try:
-                run_whole(self._profile, self.start, folder, own, partial(why_nothing_of_ranks, folder))
-            finally:
-                if told := problems(folder):
-                    mark_incomplete(Path(spec.dump_path), "; ".join(told))
-                forget(folder)
+            run_with_word(self._profile, self.start, folder, own, partial(why_nothing_of_ranks, folder))
         note_finished(folder, spec)  # of what was asked for
 
     def start(self, folder: Path, spec: RunSpec) -> Start:

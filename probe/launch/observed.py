@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from probe.adapters import bootstrap
+from probe.language import join, tell
 
 _FOLDER = bootstrap.SEEN
 _BOOTSTRAP = "bootstrap"
@@ -66,7 +67,20 @@ def problems(folder: Path) -> list[str]:
     Args:
         folder: The run's folder.
     """
-    said = sorted({file.read_text(encoding="utf-8") for file in (folder / _FOLDER).glob("problem-*")})
+    return _said(folder, "problem-*")
+
+
+def notes(folder: Path) -> list[str]:
+    """What people should know of how a run was observed, one sentence each.
+
+    Args:
+        folder: The run's folder.
+    """
+    return _said(folder, "note-*")
+
+
+def _said(folder: Path, names: str) -> list[str]:
+    said = sorted({file.read_text(encoding="utf-8") for file in (folder / _FOLDER).glob(names)})
     more = [f"and {len(said) - _MOST} more"] if len(said) > _MOST else []
     return [*said[:_MOST], *more]
 
@@ -88,17 +102,17 @@ def why_nothing(folder: Path) -> str:
     """
     seen = {file.name for file in (folder / _FOLDER).glob("*")}
     if told := problems(folder):
-        return f"nothing was recorded: {'; '.join(told)}"
+        return tell("nothing was recorded: {problems}", problems=join("; ", told))
     if "recorded" in seen:
-        return "nothing was recorded before the script ended"
+        return tell("nothing was recorded before the script ended")
     if "torch" in seen:
-        return (
+        return tell(
             "the script imported torch, and called no module (torch.nn.Module) that could be seen: there is nothing to"
             " compare; trainer.compile=eager shows those inside compiled functions"
         )
     if "python" in seen:
-        return "no Python process of the command imported torch: there is nothing to compare"
-    return (
+        return tell("no Python process of the command imported torch: there is nothing to compare")
+    return tell(
         "no Python process of the command reported in: it runs none, or with -I, -E or -S, or with a PYTHONPATH of its"
         " own"
     )

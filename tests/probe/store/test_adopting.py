@@ -85,7 +85,7 @@ def test_it_is_read_as_our_own(run: Path) -> None:
     ]
     assert ("loss", 1, "", "float32", ()) in records
     added = {path for path in (run / "a").rglob("*") if path.is_file()} - before
-    assert sorted(path.name for path in added) == [layout.WINDOW, "manifest.json", "rank0.jsonl"]
+    assert {path.name for path in added} == {layout.WINDOW, "manifest.json", "rank0.jsonl"}
 
 
 def test_two_equal_runs_are_identical_and_another_is_found_in_its_module(run: Path) -> None:
