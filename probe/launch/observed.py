@@ -128,8 +128,10 @@ def why_nothing_of_ranks(folder: Path) -> str:
     if told := problems(folder):
         return f"nothing was recorded: {'; '.join(told)}"
     if "python" not in seen:
-        return "no Python process of the trainer reported in: with -I, -E or -S, or a PYTHONPATH of its own, none does"
+        return tell(
+            "no Python process of the trainer reported in: with -I, -E or -S, or a PYTHONPATH of its own, none does"
+        )
     modules = sorted({name for watched in bootstrap.WATCHED_OF.values() for name in watched} & seen)
     if not modules:
-        return "no process imported what is observed; is trainer.script the one that trains?"
-    return f"{', '.join(modules)} was imported, and no process recorded a step with it"
+        return tell("no process imported what is observed; is trainer.script the one that trains?")
+    return tell("{modules} was imported, and no process recorded with it", modules=", ".join(modules))

@@ -130,7 +130,7 @@ def test_without_enforce_a_configuration_as_shipped_is_refused(
     done = firstdiff(*arguments, cwd=folder.path, PREFECT_API_URL=prefect_api)
     assert done.status == 64
     assert "rl_config.guarantee_order (false, must be true)" in done.stderr
-    assert not (folder.path / "out").exists()
+    assert not any((folder.path / "out").iterdir())
 
 
 def test_rays_workers_are_recorded_once_each_and_located(folder: Folder) -> None:
@@ -194,10 +194,10 @@ def ray_cluster(tmp_path: Path) -> Iterator[Callable[[], str]]:
         ]
         own = {"HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        log = (tmp_path / "ray.log").open("wb")
-        started.append(
-            subprocess.Popen(command, env={**inherited, **own}, stdout=log, stderr=log, start_new_session=True)
-        )
+        with (tmp_path / "ray.log").open("wb") as log:
+            started.append(
+                subprocess.Popen(command, env={**inherited, **own}, stdout=log, stderr=log, start_new_session=True)
+            )
         deadline = time.monotonic() + 90
         while b"runtime started" not in (tmp_path / "ray.log").read_bytes():
             assert time.monotonic() < deadline and started[-1].poll() is None, (tmp_path / "ray.log").read_text()

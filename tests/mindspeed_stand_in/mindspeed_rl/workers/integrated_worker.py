@@ -12,12 +12,16 @@ from mindspeed_rl.utils.utils import MsProbe, seed_all
 class Unsteady(torch.nn.Linear):
     """A layer whose sums are added in an order that nothing seeds, in one step: what a check should find."""
 
-    step, at, most = 0, 1, 2.0**-4
+    step, at, much = 0, 1, False
 
     def forward(self, values):
         out = super().forward(values)
         if self.step == self.at:
-            out = out * (1 + int.from_bytes(os.urandom(2), "little") * 2.0**-16 * self.most)
+            out = out * (1 + int.from_bytes(os.urandom(2), "little") * 2.0**-20)
+            if self.much:
+                own = torch.Generator()
+                own.seed()
+                out = out + torch.randn(out.shape, generator=own)
         return out
 
 
@@ -29,7 +33,7 @@ def fault_of(models):
         module = models[role].get_submodule(name)
         module.__class__, module.at = Unsteady, int(step)
         if role == "rollout":
-            module.most = 1000.0  # so much that other tokens are drawn
+            module.much = True  # so that other tokens are drawn
         return module
     return None
 
@@ -69,7 +73,7 @@ class IntegratedWorker:
             {"actor": self.model[0], "reference": self.ref_model[0], "rollout": self.inference_model}
         )
         sampling = self.config["generate_config"]["sampling_config"]
-        self.max_tokens = sampling["max_tokens"]
+        self.max_tokens, self.temperature = sampling["max_tokens"], sampling["temperature"]
         self.sampler = torch.Generator()
         self.sampler.manual_seed(sampling["seed"] + self.rank) if "seed" in sampling else self.sampler.seed()
         self.iteration = 0
@@ -89,7 +93,7 @@ class IntegratedWorker:
         with torch.no_grad():
             for _ in range(self.max_tokens):
                 logits = self.inference_model(tokens, use_cache=False).logits[:, -1]
-                drawn = torch.multinomial(logits.softmax(-1), 1, generator=self.sampler)
+                drawn = torch.multinomial((logits / self.temperature).softmax(-1), 1, generator=self.sampler)
                 tokens = torch.cat([tokens, drawn], 1)
         responses = list(tokens[:, length:])
         MsProbe.save_data({"responses": responses, "prompts": list(prompts)})
