@@ -336,6 +336,8 @@ def test_a_run_that_fails_or_records_nothing_says_why(checkout: Checkout) -> Non
     shutil.rmtree(folder)
     folder.mkdir()
     worker.write_text(whole.replace("MsProbe.config_init", "str"))
+    script = checkout.repo / "cli/train_grpo.py"
+    script.write_text(script.read_text().replace("MsProbe.config_init", "str"))
     with pytest.raises(TrainerError, match="its class MsProbe saved no key data"):
         launcher_for(profile).run(folder, spec)
 
