@@ -163,6 +163,9 @@ class RunSpec:
     step: StepKind = "auto"
     """What a step is in a script that does not say so itself: an ``optimizer``'s update, an outermost ``call`` of a
     model, or ``auto``: updates where there is an optimizer, else calls."""
+    groups: dict[str, int] = field(default_factory=dict)
+    """Groups of processes whose ranks each begin at 0, with their sizes, where a trainer has such; their ranks in the
+    run follow each other in this order."""
     on_error: OnError = "raise"
     """What an error inside the probe does: end the trainer, or record no more and say so in the manifest."""
     determinism: dict[str, Any] = field(default_factory=dict)

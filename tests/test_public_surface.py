@@ -31,7 +31,7 @@ BELOW = {
     "locate": {"language", "compare", "store", "types", "errors"},
     "report": {"language", "locate", "compare", "store", "types", "errors"},
     "collect": {"language", "store", "types", "errors"},
-    "adapters": {"collect", "types", "errors"},
+    "adapters": {"language", "collect", "store", "types", "errors"},
     "replay": {"language", "collect", "launch", "store", "types", "errors"},
     "launch": {"language", "adapters", "masking", "config", "store", "types", "errors"},
     "history": {"language", "masking", "compare", "config", "store", "types", "errors", "keys"},

@@ -24,9 +24,13 @@ ALIAS = "firstdiff_probe"
 """What our package is called in a script's process."""
 OURS = "probe"
 """What it is called elsewhere."""
+TRAINER = "FIRSTDIFF_TRAINER"
+"""Variable with the name of a trainer that has an adapter of its own, in place of that of any script."""
 WATCHED = {"torch": "script", "transformers.trainer": "hf_trainer"}
 """Libraries, or a module of one, and the module of ``probe.adapters`` whose ``install`` is called when one has been
 imported."""
+WATCHED_OF = {"mindspeed_rl": {"mindspeed_rl.utils.utils": "mindspeed_rl"}}
+"""The same, where the environment names a trainer."""
 SEEN = "processes"
 """The folder beside the spec in which processes leave word."""
 _OLDEST = (3, 10)
@@ -47,12 +51,13 @@ class Finder:
         """What observes the process: an ``Adapter``; None before torch, and after the script opened a Probe itself."""
         self._package = package
         self._seen = seen
+        self._watched_modules = WATCHED_OF.get(os.environ.get(TRAINER, ""), WATCHED)
         self._looking: set[str] = set()
         self._installed: set[str] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """See ``importlib.abc.MetaPathFinder``."""
-        if name in WATCHED:
+        if name in self._watched_modules:
             return self._watched(name, path, target)
         top = name.partition(".")[0]
         if top == ALIAS:
@@ -68,7 +73,7 @@ class Finder:
             The probe that is open already; None where there is none.
         """
         observer, self.observer = self.observer, None
-        self._installed |= set(WATCHED)
+        self._installed |= set(self._watched_modules)
         return None if observer is None else observer.step_back()
 
     def report(self, what: str, text: str = "") -> None:
@@ -108,7 +113,7 @@ class Finder:
         try:
             if sys.version_info < _OLDEST:
                 raise ImportError(f"Python {sys.version.split()[0]} is too old, {_OLDEST[0]}.{_OLDEST[1]} is needed")
-            adapter = __import__(f"{ALIAS}.adapters.{WATCHED[name]}", fromlist=["install"])
+            adapter = __import__(f"{ALIAS}.adapters.{self._watched_modules[name]}", fromlist=["install"])
             adapter.install(self)
         except Exception as error:  # noqa: BLE001  (whatever keeps us from observing, the script's import succeeds)
             self.problem(f"a process could not be observed ({type(error).__name__}: {error})")

@@ -15,6 +15,7 @@ from probe.errors import FirstdiffError
 
 if TYPE_CHECKING:
     from probe.collect import Probe
+    from probe.store.writer import Place
     from probe.types import RunSpec
 
 _ONE_RECORDS = (
@@ -44,8 +45,11 @@ class Opening:
         self._process = os.getpid()
         os.register_at_fork(after_in_child=self._forked)
 
-    def open(self) -> Probe | None:
+    def open(self, place: Callable[[RunSpec], Place | None] = lambda spec: None) -> Probe | None:
         """The open probe, opened now if it was not.
+
+        Args:
+            place: Which of the run's processes this is; None leaves it to the environment and ``torch.distributed``.
 
         Returns:
             None where this process is not recorded; why was told.
@@ -61,7 +65,7 @@ class Opening:
             if self.spec is None:
                 self.refused = True
                 return None
-            self.probe = Probe(self.spec)
+            self.probe = Probe(self.spec, place(self.spec))
             show_stacks_on_signal()
         except (FirstdiffError, ImportError, OSError) as error:
             self.refused = True

@@ -40,6 +40,7 @@ class Probe:
 
     Args:
         spec: What to record, and where to; None records nothing.
+        place: Which of the run's several processes this is; None finds out.
 
     Raises:
         DumpError: The dump folder is not empty or cannot be made.
@@ -52,7 +53,7 @@ class Probe:
         >>> probe.step()
     """
 
-    def __init__(self, spec: RunSpec | None = None) -> None:
+    def __init__(self, spec: RunSpec | None = None, place: Place | None = None) -> None:
         self._spec = spec
         self._models: dict[str, torch.nn.Module] = {}
         self._open_stages = threading.local()
@@ -63,7 +64,7 @@ class Probe:
         self._layers: LayerDumper | None = None
         self._tracer: Tracer = Untraced()
         self._environment_written = False
-        self._place: Place | None = None
+        self._place = place
         self._failed = False
         if spec is not None:
             self._open(spec)
@@ -313,7 +314,7 @@ class Probe:
 
     def _open(self, spec: RunSpec) -> None:
         folder = Path(spec.dump_path).absolute()
-        self._place = place_of_process()
+        self._place = self._place or place_of_process()
         if self._place is None:
             layout.claim(folder)
         else:

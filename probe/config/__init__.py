@@ -15,6 +15,7 @@ from probe.config.loading import (
     read_yaml,
     to_yaml,
 )
+from probe.config.mindspeed import MindSpeedRLTrainer
 from probe.config.msprobe import MsprobeConfig
 from probe.config.optimizer import ActorConfig, CriticConfig, UpdateConfig
 from probe.config.profile import (
@@ -32,6 +33,7 @@ from probe.config.trainers import CommandTrainer, IntegratedTrainer, Launch, Scr
 from probe.config.training import GenerateConfig, MegatronTraining, ModelConfig, SamplingConfig, TrainingConfig
 from probe.config.variables import Source, filled_in, hand_on, has_sources
 from probe.config.variant import plain, profile_of
+from probe.config.yaml_text import with_values
 
 __all__ = [
     "ActorConfig",
@@ -46,6 +48,7 @@ __all__ = [
     "Launch",
     "Layers",
     "MegatronTraining",
+    "MindSpeedRLTrainer",
     "ModelConfig",
     "MsprobeConfig",
     "Profile",
@@ -74,4 +77,5 @@ __all__ = [
     "read_yaml",
     "resolve",
     "to_yaml",
+    "with_values",
 ]

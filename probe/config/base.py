@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from probe.errors import ConfigError
 from probe.masking import is_secret
 
+_KINDS = (["integrated"], ["command"], ["script"], ["mindspeed_rl"])
+"""Kinds of trainers, as they stand in a place that pydantic gives."""
+
 
 class StrictModel(BaseModel):
     """A configuration section: no unknown keys, no silent conversions, a docstring under each field."""
@@ -30,7 +33,7 @@ def first_problem(error: ValidationError, source: str, root: type[BaseModel], pr
     """
     finding = error.errors()[0]
     location = list(finding["loc"])
-    if location[:1] == ["trainer"] and location[1:2] in (["integrated"], ["command"], ["script"]):
+    if location[:1] == ["trainer"] and location[1:2] in _KINDS:
         del location[1]  # it only says which kind of trainer was tried
     if location[:2] == ["trainer", "env"]:
         del location[3:4]  # it only says whether text or a source was given

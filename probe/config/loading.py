@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from probe.config.base import StrictModel, first_problem, problem_of_text
+from probe.config.mindspeed import MindSpeedRLTrainer
 from probe.config.profile import Profile, TrainerRunConfig
 from probe.config.training import TrainingConfig
 from probe.config.variant import apply_b, check_allowed, get, plain, put
@@ -130,19 +131,22 @@ def _resolved(raw: dict[str, Any], base: Path, source: str) -> Profile:
     if isinstance(trainer, dict):
         if isinstance(trainer.get("config"), dict):
             _resolve_paths(trainer["config"], base)
-        for key in ("cwd", "local_dump"):
+        for key in ("cwd", "local_dump", "repo"):
             if problem := problem_of_text(str(trainer.get(key, ""))):
                 raise ConfigError(source, f"trainer.{key}", problem)
         if isinstance(trainer.get("local_dump"), str):
             trainer["local_dump"] = os.path.realpath(base / trainer["local_dump"])
         if trainer.get("kind") in ("command", "script"):
             trainer["cwd"] = os.path.realpath(base / str(trainer.get("cwd", ".")))
+        if isinstance(trainer.get("repo"), str) and trainer["repo"]:
+            trainer["repo"] = os.path.realpath(base / trainer["repo"])
     profile = _follow_steps(_validate(Profile, raw, source))
     if profile.trainer.kind == "integrated":
         _require_files(profile.trainer.config, source, "trainer.config.")
         _require_reachable(profile.trainer.config, source, "trainer.config.")
     elif not Path(profile.trainer.cwd).is_dir():
-        raise ConfigError(source, "trainer.cwd", f"no such folder: {profile.trainer.cwd}")
+        key = "repo" if isinstance(profile.trainer, MindSpeedRLTrainer) else "cwd"
+        raise ConfigError(source, f"trainer.{key}", f"no such folder: {profile.trainer.cwd}")
     return profile
 
 
@@ -218,7 +222,8 @@ def _read_mapping(path: Path, key: str = "") -> dict[str, Any]:
 def _inline_trainer_file(raw: dict[str, Any], base: Path) -> None:
     """Puts the trainer file that a profile names in its place; mistakes in it are its own."""
     trainer = raw.get("trainer")
-    if isinstance(trainer, dict) and isinstance(trainer.get("config"), str):
+    named = isinstance(trainer, dict) and trainer.get("kind") == "mindspeed_rl"  # by hydra, in its checkout
+    if isinstance(trainer, dict) and isinstance(trainer.get("config"), str) and not named:
         file = base / trainer["config"]
         config = _resolve_paths(_read_mapping(file, "trainer.config"), file.parent)
         _validate(TrainingConfig, config, str(file))
@@ -274,6 +279,8 @@ def read_override(override: str) -> tuple[str, Any]:
 
 def _apply(raw: dict[str, Any], override: str) -> None:
     key, value = read_override(override)
+    if key.startswith("determinism.") and raw.get("determinism") == "enforce":
+        raw["determinism"] = {"enforce": True}  # what the word stands for
     put(raw, key, value, "--set")
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from probe.config.base import StrictModel
+from probe.config.mindspeed import MindSpeedRLTrainer
 from probe.config.trainers import CommandTrainer, IntegratedTrainer, ScriptTrainer
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
 from probe.language import join, tell
@@ -221,7 +222,9 @@ class TrainerRunConfig(TrainingConfig):
 class Profile(StrictModel):
     """One experiment."""
 
-    trainer: Annotated[IntegratedTrainer | CommandTrainer | ScriptTrainer, Field(discriminator="kind")]
+    trainer: Annotated[
+        IntegratedTrainer | CommandTrainer | ScriptTrainer | MindSpeedRLTrainer, Field(discriminator="kind")
+    ]
     """What is run."""
     check: Check = Field(default_factory=Check)
     """What is compared."""

@@ -204,7 +204,7 @@ def resolve(request: Request) -> Profile:
         raise ConfigError(SOURCE, "profile", str(error)) from error
     changes = request.changes()
     for key, (field, _) in changes.items():
-        if kind in ("command", "script") and key.startswith(_TRAINING):
+        if kind not in (None, "integrated") and key.startswith(_TRAINING):
             problem = f"the profile's trainer is a {kind}, which has its own settings; leave this field as it is"
             raise ConfigError(SOURCE, field, problem)
     try:

@@ -68,12 +68,9 @@ class IntegratedTrainer(Launch):
     """A MindSpeed-RL style configuration, here or as the path of a file relative to the profile."""
 
 
-class Program(Launch):
-    """A program that trains."""
+class Surrounded(Launch):
+    """A program that trains, in an environment that the profile adds to."""
 
-    command: list[str] = Field(min_length=1)
-    """Program and arguments, never a shell string; a first element ``python`` is the interpreter that runs
-    Firstdiff."""
     env: dict[str, TextOrSource] = Field(default_factory=dict)
     """Environment variables for the trainer, beside those that it inherits: text, ``{secret: BLOCK}`` for a Secret
     block of the Prefect server, or ``{variable: NAME}`` for a variable of Firstdiff's own environment. Values of names
@@ -81,8 +78,6 @@ class Program(Launch):
     with a password are masked in all that a check leaves."""
     secrets: list[str] = Field(default_factory=list)
     """Further variables, given here or inherited, whose values are masked."""
-    cwd: str = "."
-    """Working folder, relative to the profile's folder."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -97,14 +92,9 @@ class Program(Launch):
         return {name: value for name, value in self.env.items() if isinstance(value, str)}
 
     @model_validator(mode="after")
-    def _a_process_can_be_given_it(self) -> Program:
-        if not self.command[0]:
-            raise ValueError("command.0: the program has no name")
-        for index, element in enumerate(self.command):
-            _require_text(f"command.{index}", element)
+    def _a_process_can_be_given_its_variables(self) -> Surrounded:
         for index, name in enumerate(self.secrets):
             _require_text(f"secrets.{index}", name)
-        _require_text("cwd", self.cwd)
         for name, value in self.env.items():
             if not name or "=" in name or problem_of_text(name):
                 raise ValueError(f"env: {name!r:.60} is no variable's name: it must not be empty, or hold = or NUL")
@@ -115,10 +105,29 @@ class Program(Launch):
         return self
 
     @model_validator(mode="after")
-    def _no_variable_is_masked(self) -> Program:
+    def _no_variable_is_masked(self) -> Surrounded:
         for name, value in self.env.items():
             if is_masked(value):
                 raise ValueError(f"env.{name}: is masked in this file; give its value: --set trainer.env.{name}=VALUE")
+        return self
+
+
+class Program(Surrounded):
+    """A program that trains."""
+
+    command: list[str] = Field(min_length=1)
+    """Program and arguments, never a shell string; a first element ``python`` is the interpreter that runs
+    Firstdiff."""
+    cwd: str = "."
+    """Working folder, relative to the profile's folder."""
+
+    @model_validator(mode="after")
+    def _a_process_can_be_given_it(self) -> Program:
+        if not self.command[0]:
+            raise ValueError("command.0: the program has no name")
+        for index, element in enumerate(self.command):
+            _require_text(f"command.{index}", element)
+        _require_text("cwd", self.cwd)
         return self
 
     @model_validator(mode="after")

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from probe.config import CommandTrainer, IntegratedTrainer, Profile, ScriptTrainer, TrainerRunConfig, to_yaml
-from probe.errors import HangError, TrainerError
-from probe.language import recall, tell
-from probe.launch.failures import first_failure
-from probe.launch.finished import note_finished
-from probe.launch.hosts import run_on_all
-from probe.launch.observed import forget, notes, problems, why_nothing
-from probe.launch.running import Start, run_here
-from probe.store import layout
+from probe.config import (
+    CommandTrainer,
+    IntegratedTrainer,
+    MindSpeedRLTrainer,
+    Profile,
+    ScriptTrainer,
+    TrainerRunConfig,
+    to_yaml,
+)
+from probe.language import tell
+from probe.launch.mindspeed_rl import MindSpeedRLLauncher
+from probe.launch.observed import why_nothing
+from probe.launch.running import Start
+from probe.launch.whole import found_command, run_whole, run_with_word
 from probe.store.layers import msprobe_missing
-from probe.store.notes import keep_notes
-from probe.store.writer import mark_incomplete
 from probe.types import SWITCH_OF_STAGE, RunSpec
 
 _NO_COMPILE = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
@@ -89,7 +89,7 @@ class IntegratedLauncher:
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the trainer to its end. See ``Launcher``."""
-        _run(self._profile, self.start, folder, spec)
+        run_whole(self._profile, self.start, folder, spec)
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """Writes the run's own trainer file, on which the trainer is started. See ``Launcher``."""
@@ -143,12 +143,12 @@ class CommandLauncher:
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the command to its end. See ``Launcher``."""
-        _run_with_word(self._profile, self.start, folder, spec)
+        run_with_word(self._profile, self.start, folder, spec)
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """The command, with ``probe`` importable and the spec in its environment. See ``Launcher``."""
         del folder, spec  # both are in the environment
-        return Start(_command(self._trainer.command), Path(self._trainer.cwd), self._trainer.variables)
+        return Start(found_command(self._trainer.command), Path(self._trainer.cwd), self._trainer.variables)
 
 
 class ScriptLauncher:
@@ -175,13 +175,13 @@ class ScriptLauncher:
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the command to its end. See ``Launcher``."""
-        _run_with_word(self._profile, self.start, folder, spec, partial(why_nothing, folder))
+        run_with_word(self._profile, self.start, folder, spec, partial(why_nothing, folder))
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """The command. See ``Launcher``."""
         del folder, spec
         return Start(
-            _command(self._trainer.command), Path(self._trainer.cwd), {**self._eager, **self._trainer.variables}
+            found_command(self._trainer.command), Path(self._trainer.cwd), {**self._eager, **self._trainer.variables}
         )
 
     @property
@@ -197,66 +197,6 @@ def launcher_for(profile: Profile) -> Launcher:
         return IntegratedLauncher(profile, trainer)
     if isinstance(trainer, ScriptTrainer):
         return ScriptLauncher(profile, trainer)
+    if isinstance(trainer, MindSpeedRLTrainer):
+        return MindSpeedRLLauncher(profile, trainer)
     return CommandLauncher(profile, trainer)
-
-
-def _command(command: list[str]) -> list[str]:
-    """A command with its program in place: beside our own interpreter where no search path has it."""
-    program, *arguments = command
-    if program == "python":
-        program = sys.executable
-    elif Path(program).name == program and shutil.which(program) is None:
-        beside = Path(sys.executable).parent / program
-        program = str(beside) if beside.is_file() else program
-    return [program, *arguments]
-
-
-def _no_probe() -> str:
-    return "the trainer ended well but recorded nothing; does it call probe.Probe.from_env()?"
-
-
-def _run_with_word(
-    profile: Profile,
-    start: Callable[[Path, RunSpec], Start],
-    folder: Path,
-    spec: RunSpec,
-    why_nothing: Callable[[], str] = _no_probe,
-) -> None:
-    """Runs a trainer whose processes leave word of what was not recorded."""
-    try:
-        _run(profile, start, folder, spec, why_nothing)
-    finally:
-        if told := problems(folder):
-            mark_incomplete(Path(spec.dump_path), "; ".join(told))
-        forget(folder)
-
-
-def _run(
-    profile: Profile,
-    start: Callable[[Path, RunSpec], Start],
-    folder: Path,
-    spec: RunSpec,
-    why_nothing: Callable[[], str] = _no_probe,
-) -> None:
-    here = partial(run_here, profile, start)
-    if profile.trainer.nnodes > 1:
-        ended = run_on_all(profile.trainer, folder, spec, here)
-    else:
-        launch = f"{folder.parent.name}-{secrets.token_hex(4)}-{spec.run}"
-        ended = here(folder, spec, launch, lambda: None)
-    dump = Path(spec.dump_path)
-    if ended.error is not None:
-        failed = first_failure(ended.failures)
-        reason = ended.error if failed is None else failed.sentence
-        mark_incomplete(dump, reason)
-        kind = HangError if ended.hung else TrainerError
-        said = tell("run {run}: {why}", run=spec.run, why=recall(reason))
-        raise kind(said, ended.status if failed is None else failed.status, ended.log_tail)
-    found = layout.manifests(dump) if dump.is_dir() else {}
-    if not found:
-        raise TrainerError(tell("run {run}: {why}", run=spec.run, why=why_nothing()))
-    started = (profile.trainer.nproc_per_node or 1) * profile.trainer.nnodes
-    if started > 1 and len(found) != started:
-        mark_incomplete(dump, f"{started} processes were started, {len(found)} recorded; each opens a Probe")
-    keep_notes(dump, notes(folder))
-    note_finished(folder, spec)

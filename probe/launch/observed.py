@@ -12,6 +12,7 @@ from probe.adapters import bootstrap
 from probe.language import join, tell
 
 _FOLDER = bootstrap.SEEN
+_BOOTSTRAP = "bootstrap"
 _MOST = 5
 """Problems that are told."""
 
@@ -34,6 +35,20 @@ def offered(observe: bool) -> Iterator[str]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def lasting_offer(folder: Path) -> Path:
+    """A folder for the front of a ``PYTHONPATH``, whose processes are observed, that lasts as long as the run's folder.
+
+    Args:
+        folder: The run's folder.
+    """
+    goal = folder / _BOOTSTRAP
+    goal.mkdir(exist_ok=True)
+    link = goal / "sitecustomize.py"
+    if not link.is_symlink():
+        link.symlink_to(Path(bootstrap.__file__).resolve())
+    return goal
 
 
 def await_word(folder: Path) -> None:
@@ -104,3 +119,22 @@ def why_nothing(folder: Path) -> str:
         "no Python process of the command reported in: it runs none, or with -I, -E or -S, or with a PYTHONPATH of its"
         " own"
     )
+
+
+def why_nothing_of_ranks(folder: Path) -> str:
+    """Why a trainer with an adapter of its own left no record, though it ended well, in one sentence.
+
+    Args:
+        folder: The run's folder.
+    """
+    seen = {file.name for file in (folder / _FOLDER).glob("*")}
+    if told := problems(folder):
+        return f"nothing was recorded: {'; '.join(told)}"
+    if "python" not in seen:
+        return tell(
+            "no Python process of the trainer reported in: with -I, -E or -S, or a PYTHONPATH of its own, none does"
+        )
+    modules = sorted({name for watched in bootstrap.WATCHED_OF.values() for name in watched} & seen)
+    if not modules:
+        return tell("no process imported what is observed; is trainer.script the one that trains?")
+    return tell("{modules} was imported, and no process recorded with it", modules=", ".join(modules))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from probe.adapters.bootstrap import TRAINER
 from probe.config import Profile
 from probe.errors import DumpError, HangError, TrainerError
 from probe.language import join, tell
@@ -45,6 +46,8 @@ class Start:
     cwd: Path
     env: dict[str, str] = field(default_factory=dict)
     """Variables of the trainer's own."""
+    adapter: str | None = None
+    """The trainer whose adapter observes its Python processes; None observes those of a script alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ def _run(
     spec_file = folder / "spec.json"
     spec_file.write_text(spec.to_json(), encoding="utf-8")
     command, told, script = start.command, False, profile.trainer.kind == "script"
+    observed = script or start.adapter is not None
     if profile.trainer.kind != "integrated":
         await_word(folder)
 
@@ -127,7 +131,7 @@ def _run(
 
     with (
         devices_in_use(profile) as locks,
-        offered(script) as path,
+        offered(observed) as path,
         tempfile.TemporaryDirectory(prefix="firstdiff-") as scratch,
     ):
         failures = Path(scratch, "failures.json")
@@ -144,6 +148,7 @@ def _run(
             "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": PREFIX,
             MARK: str(spec_file),
             "FIRSTDIFF_RUN": spec.run,
+            **({} if start.adapter is None else {TRAINER: start.adapter}),
         }
         masker = Masker(secret_values(env, [] if profile.trainer.kind == "integrated" else profile.trainer.secrets))
         try:
