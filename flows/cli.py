@@ -11,19 +11,18 @@ import logging
 import os
 import signal
 import sys
-import tempfile
-import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
 from flows import settings
-from flows.terminal import PrintableFormatter, Streams, printable
+from flows.terminal import Streams, fail, internal_error, printable, show_log
 from probe.errors import FirstdiffError, UsageError, is_interruption
+from probe.language import chosen_language, language, said, speaking
 from probe.types import EXIT_CODES
 
 if TYPE_CHECKING:
@@ -44,6 +43,10 @@ Override = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the trainers' output and Prefect's logs.")]
+Lang = Annotated[
+    Literal["en", "zh"] | None,
+    typer.Option("--lang", help="Language for people: by FIRSTDIFF_LANG, else by the locale, without it."),
+]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show the last line only.")]
 
 
@@ -70,6 +73,7 @@ def check(
     override: Override = None,
     out: Annotated[Path | None, typer.Option(help="The check's folder, new or empty.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Start though the disk has too little room.")] = False,
+    lang: Lang = None,
     as_json: Json = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
@@ -107,12 +111,14 @@ def check(
         from flows.states import document_of
 
         overrides = hand_on(override or [], getattr(resolved.trainer, "secrets", []))
-        state = determinism_check(profile=profile, overrides=overrides, out=str(folder), force=force, return_state=True)
+        state = determinism_check(
+            profile=profile, overrides=overrides, out=str(folder), force=force, lang=language(), return_state=True
+        )
         document = document_of(state)
         document.pop("folder")
         return _answer(document, folder)
 
-    _run(work, as_json, verbose, quiet)
+    _run(work, as_json, verbose, quiet, lang)
 
 
 @app.command()
@@ -124,6 +130,7 @@ def compare(
         typer.Option(metavar="KEY", help="A key of the experiment, or a section, that is meant to differ."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for verdict, report and tables, new or empty.")] = None,
+    lang: Lang = None,
     as_json: Json = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
@@ -142,7 +149,7 @@ def compare(
         report = out / "report.html" if out else None
         return Outcome(document, last_line(document, report), EXIT_CODES[document["verdict"]])
 
-    _run(work, as_json, verbose, quiet)
+    _run(work, as_json, verbose, quiet, lang)
 
 
 @app.command()
@@ -200,6 +207,7 @@ def history(
     profile: Annotated[str | None, typer.Argument(help="A profile's name; all of them without it.")] = None,
     checks: Checks = Path("checks"),
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Read all checks' folders again.")] = False,
+    lang: Lang = None,
     as_json: Json = False,
 ) -> None:
     """Tell since when profiles are divergent, what changed then, and whether it is one cause."""
@@ -210,7 +218,7 @@ def history(
         document, show, line = history_of(profile, checks, rebuild)
         return Outcome(document, line, 0, show)
 
-    _run(work, as_json, verbose=False, quiet=False)
+    _run(work, as_json, verbose=False, quiet=False, lang=lang)
 
 
 @app.command()
@@ -243,6 +251,7 @@ def prune(
 def replay(
     check: Annotated[Path, typer.Argument(help="A check's folder, or a dump folder (msprobe_dump), with a capture.")],
     times: Annotated[int, typer.Option(help="How often the module runs in one process, 2 or more.")] = 20,
+    lang: Lang = None,
     as_json: Json = False,
 ) -> None:
     """Run the captured module again, alone: does it differ by itself?
@@ -254,9 +263,9 @@ def replay(
         from probe.replay import replay_check, summary
 
         answer = replay_check(check, times)
-        return Outcome(answer.as_dict(), summary(answer), 0)
+        return Outcome(answer.as_dict(), said(summary(answer)), 0)
 
-    _run(work, as_json, verbose=False, quiet=False)
+    _run(work, as_json, verbose=False, quiet=False, lang=lang)
 
 
 @app.command()
@@ -311,10 +320,10 @@ def main() -> None:
     try:
         status = app(arguments, standalone_mode=False, obj=command)
     except typer.Abort:
-        sys.exit(_fail("interrupted", 130, as_json, sys.stdout, sys.stderr))
+        sys.exit(fail("interrupted", 130, as_json, sys.stdout, sys.stderr))
     except USAGE_ERROR as error:
         said = getattr(error, "format_message", error.__str__)()  # with the option's name, where there is one
-        sys.exit(_fail(f"{said}; firstdiff --help says what there is", 64, as_json, sys.stdout, sys.stderr))
+        sys.exit(fail(f"{said}; firstdiff --help says what there is", 64, as_json, sys.stdout, sys.stderr))
     sys.exit(status or 0)
 
 
@@ -326,30 +335,42 @@ def _before_the_command(arguments: list[str]) -> tuple[list[str], list[str] | No
     return arguments[:place], arguments[place + 1 :]
 
 
-def _run(work: Callable[[], Outcome], as_json: bool, verbose: bool, quiet: bool) -> None:
-    """Runs a command's work and exits: the one place that turns errors into exit statuses."""
+def _run(
+    work: Callable[[], Outcome], as_json: bool, verbose: bool, quiet: bool, lang: Literal["en", "zh"] | None = "en"
+) -> None:
+    """Runs a command's work in a language for people, and exits."""
+    try:
+        spoken = chosen_language(lang)
+    except UsageError as error:
+        raise SystemExit(fail(str(error), error.exit_code, as_json, sys.stdout, sys.stderr)) from error
+    with speaking(spoken):
+        _do(work, as_json, verbose, quiet)
+
+
+def _do(work: Callable[[], Outcome], as_json: bool, verbose: bool, quiet: bool) -> None:
+    """Does a command's work and exits: the one place that turns errors into exit statuses."""
     streams = Streams(verbose)
-    end_of_log = _show_log(streams, verbose, quiet)
+    end_of_log = show_log(streams, verbose, quiet)
     if not verbose:
         warnings.simplefilter("ignore")
     signal.signal(signal.SIGTERM, _interrupt)  # so that trainers are ended too
 
-    def fail(message: str, status: int) -> SystemExit:
+    def failed(message: str, status: int) -> SystemExit:
         end_of_log()
-        return SystemExit(_fail(message, status, as_json, streams.results, streams.people))
+        return SystemExit(fail(message, status, as_json, streams.results, streams.people))
 
     try:
         outcome = work()
     except FirstdiffError as error:
-        raise fail(str(error), error.exit_code) from error
+        raise failed(str(error), error.exit_code) from error
     except KeyboardInterrupt as error:
-        raise fail("interrupted", 130) from error
+        raise failed("interrupted", 130) from error
     except OSError as error:  # a full disk, a folder that vanished: the machine's doing, not a defect
-        raise fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 2) from error
+        raise failed(f"{error.filename or 'input or output'}: {error.strerror or error}", 2) from error
     except Exception as error:  # noqa: BLE001  (whatever is left is a defect, and is said in one sentence too)
         if is_interruption(error):  # Prefect raises errors of its own when it is interrupted at some moments
-            raise fail("interrupted", 130) from error
-        raise fail(_internal(error, streams.said_aside()), 70) from error
+            raise failed("interrupted", 130) from error
+        raise failed(internal_error(error, streams.said_aside()), 70) from error
     end_of_log()
     if outcome.show is not None:
         outcome.show(streams.people)
@@ -361,45 +382,6 @@ def _run(work: Callable[[], Outcome], as_json: bool, verbose: bool, quiet: bool)
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
-
-
-def _fail(message: str, status: int, as_json: bool, results: TextIO, people: TextIO) -> int:
-    sentence = " ".join(message.split())
-    if as_json:
-        verdict = "inconclusive" if status == 2 else None
-        results.write(json.dumps({"format": 1, "verdict": verdict, "error": sentence}) + "\n")
-    people.write(f"firstdiff: {printable(sentence)}\n")
-    return status
-
-
-def _internal(error: Exception, said: str) -> str:
-    """One sentence for a defect; the traceback goes into a file for whoever mends it."""
-    with tempfile.NamedTemporaryFile("w", prefix="firstdiff-", suffix=".log", delete=False, encoding="utf-8") as file:
-        file.write("".join(traceback.format_exception(error)) + said)
-    return f"internal error, please report it with {file.name}: {type(error).__name__}: {error}"
-
-
-def _show_log(streams: Streams, verbose: bool, quiet: bool) -> Callable[[], None]:
-    """Has people see what is logged, with a live display on a terminal; returns what ends that."""
-    logger = logging.getLogger("firstdiff")
-    logger.setLevel(logging.INFO)
-    handler: logging.Handler = logging.NullHandler()
-
-    def end() -> None:
-        return
-
-    if verbose:
-        handler = logging.StreamHandler(streams.people)
-        handler.setFormatter(PrintableFormatter("%(message)s"))
-    elif not quiet:
-        from flows.progress import Display
-
-        handler = display = Display(streams.people, streams.people.isatty() and os.environ.get("TERM") != "dumb")
-        end = display.end
-        handler.addFilter(lambda record: record.name != "firstdiff.trainer")
-    logger.handlers = [handler]
-    logger.propagate = False
-    return end
 
 
 if __name__ == "__main__":

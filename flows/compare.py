@@ -11,9 +11,11 @@ from prefect.runtime import flow_run
 
 from flows.names import now, plain
 from flows.page import show, warning
+from flows.spoken import AS_ON_WORKER, Lang, spoken_by
 from flows.states import state_of, state_of_error
 from probe.config.request import OptionalText
 from probe.errors import ConfigError, FirstdiffError
+from probe.language import said, speaking, tell
 from tasks.compare import compare_two_dumps
 from tasks.runners import require_runner
 
@@ -36,6 +38,7 @@ def compare(
     dump_b: str,
     allow_different: list[str] = [],  # noqa: B006  (Prefect's form shows it; nothing changes it)
     out: OptionalText = "",
+    lang: Lang = AS_ON_WORKER,
 ) -> State[Any]:
     """Compares what exists: two dumps, ours, msprobe's or a trainer's, or two checkpoints.
 
@@ -44,10 +47,20 @@ def compare(
         dump_b: Another.
         allow_different: Keys of the experiment, or sections of them, that are meant to differ.
         out: Folder for verdict, report and tables, new or empty. Empty writes none.
+        lang: Language of the report and of what this page shows, en or zh.
 
     Returns:
         A final state by the name of the verdict.
     """
+    try:
+        spoken = spoken_by(lang)
+    except FirstdiffError as error:
+        return state_of_error(error)
+    with speaking(spoken):
+        return _compared(dump_a, dump_b, allow_different, out)
+
+
+def _compared(dump_a: str, dump_b: str, allow_different: list[str], out: str | None) -> State[Any]:
     try:
         for name, value in (("dump_a", dump_a), ("dump_b", dump_b)):
             if not isinstance(value, str) or not value.strip():
@@ -60,7 +73,8 @@ def compare(
     except (FirstdiffError, OSError) as error:
         return state_of_error(error, out or "")
     with warning("the page does not show the comparison"):
-        show("compare", f"{_label(Path(dump_a))} against {_label(Path(dump_b))}", document, folder)
+        title = said(tell("{a} against {b}", a=_label(Path(dump_a)), b=_label(Path(dump_b))))
+        show("compare", title, document, folder)
     return state_of(document)
 
 

@@ -20,11 +20,12 @@ from prefect.runtime import flow_run
 from prefect.utilities.annotations import quote
 
 from flows.logs import bearable_trainer_log
-from flows.names import check_name
+from flows.names import NOT_OF_THE_PROFILE, check_name
 from flows.orphaned import outliving_its_worker
 from flows.page import show_check
 from flows.permissions import require_allowed
 from flows.secrets import with_secrets
+from flows.spoken import AS_ON_WORKER, Lang, spoken_by
 from flows.stale import MOST_TRIES
 from flows.states import state_of, state_of_error
 from probe.checks import open_check
@@ -50,6 +51,7 @@ from probe.config.request import (
 from probe.disk import require_room, settle
 from probe.errors import ConfigError, DumpError, FirstdiffError, InconclusiveError, TrainerError
 from probe.history import begin
+from probe.language import recall, speaking, tell
 from probe.launch import devices_reserved, dump_folder, launcher_for, leading
 from probe.locate import (
     FirstKeyData,
@@ -115,6 +117,7 @@ def determinism_check(
     overrides: Lines = "",
     out: OptionalText = "",
     force: bool = False,
+    lang: Lang = AS_ON_WORKER,
 ) -> State[Any]:
     """Trains twice, compares bit for bit, and where the runs differ trains twice more to name the first module.
 
@@ -148,6 +151,7 @@ def determinism_check(
             trainer.config.actor_config.lr=1e-6. They are applied last.
         out: The check's folder on the worker's machine, new or empty. Empty makes one in checks.
         force: Start though the disk has too little room.
+        lang: Language of the report and of what this page shows, en or zh.
 
     Returns:
         A final state by the name of the verdict. ``flows.states.document_of`` reads the content of ``verdict.json``
@@ -158,17 +162,22 @@ def determinism_check(
         return state_of_error(
             InconclusiveError(f"this run was started {MOST_TRIES} times and did not end; start a new one")
         )
-    fields = {name: value for name, value in values.items() if name not in ("out", "force")}
+    fields = {name: value for name, value in values.items() if name not in NOT_OF_THE_PROFILE}
     try:
-        _require_types(out, force)
-        request = parse_request(fields)
-        require_allowed(request)
-        require_runner()
-        with outliving_its_worker():
-            document = _run(request, out or None, force)
-    except (FirstdiffError, OSError) as error:
-        return state_of_error(error, str(out or "checks"))
-    return state_of(document)
+        spoken = spoken_by(lang)
+    except FirstdiffError as error:
+        return state_of_error(error)
+    with speaking(spoken):
+        try:
+            _require_types(out, force)
+            request = parse_request(fields)
+            require_allowed(request)
+            require_runner()
+            with outliving_its_worker():
+                document = _run(request, out or None, force)
+        except (FirstdiffError, OSError) as error:
+            return state_of_error(error, str(out or "checks"))
+        return state_of(document)
 
 
 def _require_types(out: object, force: object) -> None:
@@ -201,7 +210,7 @@ def _run(request: Request, out: str | None, force: bool) -> dict[str, Any]:
             _check(trained, folder, result)
         except InconclusiveError as error:
             result.verdict = "inconclusive"
-            result.error = str(error)
+            result.error = recall(str(error))
             result.log_tail = error.log_tail
         result.seconds = time.monotonic() - start
         document = write_results(_whole(result), folder)
@@ -235,8 +244,12 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     last = None
     if profile.trainer.kind == "verl":  # whose samples show no weights
         result.judge_last_layers(last := compare_last_layers(a.folder, b.folder))
-    result.notes += [*map(str, failures), *reservations(a, b, comparison), *worker_notes(a.folder)]
-    result.notes += sample_notes(comparison, a.folder, b.folder)
+    result.notes += [
+        *(recall(str(failure)) for failure in failures),
+        *reservations(a, b, comparison),
+        *worker_notes(a.folder),
+        *sample_notes(comparison, a.folder, b.folder),
+    ]
     result.tables.append(make_key_data_tables(a.folder, b.folder, folder / "keydata"))
     result.configurations = compare_configurations(a.folder, b.folder, profile.check.meant_to_differ)
     if failures and not (comparison.differences or traces.differences or (last and last.differences)):
@@ -260,13 +273,14 @@ def _check(profile: Profile, folder: Path, result: CheckResult) -> None:
     if result.verdict != "divergent":
         return
     if not profile.check.replay:
-        result.replay = not_replayed("check.replay is false").as_dict()
+        result.replay = not_replayed(tell("check.replay is false")).as_dict()
     elif unlike:
-        result.replay = not_replayed("check.b makes the runs differ on purpose").as_dict()
+        result.replay = not_replayed(tell("check.b makes the runs differ on purpose")).as_dict()
     elif capture is None:
         result.replay = not_replayed(why_no_capture(leads, traces.recorded)).as_dict()
     elif second is None:
-        result.replay = not_replayed("runs c and d, of which one captures the module, could not be had").as_dict()
+        why = tell("runs c and d, of which one captures the module, could not be had")
+        result.replay = not_replayed(why).as_dict()
     else:
         _replay(folder, result)
 
@@ -283,11 +297,12 @@ def _replay(folder: Path, result: CheckResult) -> None:
     try:
         answer = replay_module(folder)
     except (InconclusiveError, OSError) as error:
-        result.replay = not_replayed(str(error)).as_dict()
-        result.notes.append(f"not replayed: {error}")
+        why = recall(str(error))
+        result.replay = not_replayed(why).as_dict()
+        result.notes.append(tell("not replayed: {why}", why=why))
         return
     result.replay = answer.as_dict()
-    result.notes.append(f"replay: {summary(answer)}")
+    result.notes.append(tell("replay: {summary}", summary=summary(answer)))
 
 
 def _first_pair(
@@ -333,8 +348,8 @@ def _second_pair(
     result.recipe_steps *= 2
     reason = launcher_for(profile).cannot_dump_layers()
     if reason is not None:
-        result.notes.append(f"no layers were dumped: {reason}")
-        result.tables.append(Tables(not_made=[f"layers: {reason}"]))
+        result.notes.append(tell("no layers were dumped: {why}", why=recall(reason)))
+        result.tables.append(Tables(not_made=[tell("layers: {why}", why=recall(reason))]))
         if capture is None or profile.trainer.kind != "script":
             return None
     try:
@@ -343,7 +358,7 @@ def _second_pair(
         _same_experiment(profile, result.runs["c"], result.runs["d"])
         second = compare_layers(result.runs["c"], result.runs["d"])
     except InconclusiveError as error:
-        result.notes.append(f"no layers were compared: {error}")
+        result.notes.append(tell("no layers were compared: {why}", why=recall(str(error))))
         result.log_tail = error.log_tail
         return None
     result.layers = second.layers
@@ -357,7 +372,7 @@ def _same_experiment(profile: Profile, c: Path, d: Path) -> None:
     """Raises where the layers of two runs say nothing, since they were not the same experiment."""
     error = compare_configurations(c, d, profile.check.meant_to_differ).error
     if error is not None:
-        raise InconclusiveError(f"runs c and d: {error}")
+        raise InconclusiveError(tell("runs c and d: {why}", why=error))
 
 
 def _whole(value: Value) -> Value:

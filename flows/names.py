@@ -15,6 +15,8 @@ from probe.config import Profile, parse_request, resolve
 
 log = logging.getLogger("firstdiff")
 _LONGEST = 60
+NOT_OF_THE_PROFILE = ("out", "force", "lang")
+"""Parameters of a check that are none of its profile's."""
 
 
 def check_name() -> str:
@@ -27,7 +29,7 @@ def check_name() -> str:
     try:
         parameters: dict[str, Any] = dict(flow_run.parameters)
         named = plain(profile_label(str(parameters.get("profile", ""))))
-        fields = {name: value for name, value in parameters.items() if name not in ("out", "force")}
+        fields = {name: value for name, value in parameters.items() if name not in NOT_OF_THE_PROFILE}
         seed = seed_of(resolve(parse_request(fields)))
     except Exception as error:  # noqa: BLE001  (whatever it is, the flow begins, and says it)
         log.debug("the name of this run has no seed: %s", error)

@@ -22,11 +22,13 @@ from flows.names import now
 from flows.orphaned import outliving_its_worker
 from flows.page import warning
 from flows.permissions import require_allowed
+from flows.spoken import AS_ON_WORKER, Lang, spoken_by
 from flows.states import BY_SEVERITY, document_of, state_of_error, verdict_state
 from probe.config import override_lines, parse_request
 from probe.config.request import SOURCE, Lines, OptionalNumber
 from probe.errors import ConfigError, FirstdiffError, InconclusiveError, UsageError
 from probe.history import past_checks, stories, summary_markdown
+from probe.language import join, said, speaking, tell, verdict_word
 from probe.report import last_line
 
 log = logging.getLogger("firstdiff")
@@ -66,6 +68,7 @@ def nightly(
     settings: list[str] = [],  # noqa: B006
     overrides: Lines = "",
     time_limit: OptionalNumber = -1,
+    lang: Lang = AS_ON_WORKER,
 ) -> State[Any]:
     """Checks every profile of a list, with every combination of seeds, processes and settings.
 
@@ -77,27 +80,50 @@ def nightly(
             determinism.num_threads=1 record.key_data=digests. Empty: as in each profile.
         overrides: What all checks have, one dotted.key=value a line.
         time_limit: Longest time of one training run in seconds, above 0, at most 2,592,000. -1: as in each profile.
+        lang: Language of the reports and of what this page shows, en or zh.
 
     Returns:
         A final state by the name of the worst verdict. The matrix has at most 200 checks.
     """
     try:
+        spoken = spoken_by(lang)
         matrix = list(_matrix(profiles, seeds, nproc_per_node, settings, override_lines(overrides)))
         for parameters in matrix:
             _require_allowed({**parameters, "time_limit": time_limit})
     except UsageError as error:
         return state_of_error(error)
     with outliving_its_worker(), heard():
-        rows = [_checked({**parameters, "time_limit": time_limit}) for parameters in matrix]
+        rows = [_checked({**parameters, "time_limit": time_limit, "lang": spoken}) for parameters in matrix]
+    with speaking(spoken):
+        return _state_of_night(rows)
+
+
+def _state_of_night(rows: list[dict[str, Any]]) -> State[Any]:
     verdict = next(each for each in BY_SEVERITY if each in {row["verdict"] for row in rows})
     bad = [row for row in rows if row["verdict"] in ("divergent", "inconclusive")]
-    sentence = f"{len(rows)} checks, {len(bad)} of them not identical" + "".join(
-        f"; {row['profile']}: {row['found']}" for row in bad[:3]
-    )
+    parts: list[str] = [tell("{count} checks, {bad} of them not identical", count=len(rows), bad=len(bad))]
+    parts += [tell("{profile}: {found}", profile=row["profile"], found=row["found"]) for row in bad[:3]]
+    sentence = said(join("; ", parts))
     with warning("the page does not show the night"):
-        create_table_artifact(rows, "nightly-checks", f"Checks of {now()}")
+        create_table_artifact(_table(rows), "nightly-checks", said(tell("Checks of {time}", time=now())))
     show_history()
     return verdict_state(verdict, sentence, rows, BadNight(rows, sentence))
+
+
+def _table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows for people."""
+    return [
+        {
+            said(tell("profile")): row["profile"],
+            said(tell("seed")): row["seed"],
+            said(tell("processes")): row["processes"],
+            said(tell("settings")): row["settings"],
+            said(tell("verdict")): said(verdict_word(row["verdict"])),
+            said(tell("found")): row["found"],
+            said(tell("folder")): row["folder"],
+        }
+        for row in rows
+    ]
 
 
 def _require_allowed(parameters: dict[str, Any]) -> None:
@@ -127,7 +153,7 @@ def show_history(checks: Path = Path("checks")) -> None:
         log.warning("the nightly summary is not made: %s", error)
         return
     with warning("the page does not show the nightly summary"):
-        create_markdown_artifact(text, "nightly", "Since when, and what changed")
+        create_markdown_artifact(text, "nightly", said(tell("Since when, and what changed")))
 
 
 def _checked(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +167,9 @@ def _checked(parameters: dict[str, Any]) -> dict[str, Any]:
     log.info("checking %s", " ".join(str(value) for value in row.values() if value != ""))
     try:
         document = document_of(determinism_check(**parameters, return_state=True))
-        found = {"verdict": document["verdict"], "found": last_line(document, None), "folder": document["folder"]}
+        with speaking(parameters.get("lang", "en")):
+            line = last_line(document, None)
+        found = {"verdict": document["verdict"], "found": line, "folder": document["folder"]}
     except Exception as error:  # noqa: BLE001  (whatever one check fails with, the night goes on)
         kind = "" if isinstance(error, FirstdiffError) else f"{type(error).__name__}: "
         found = {"verdict": "inconclusive", "found": f"{kind}{error}", "folder": ""}

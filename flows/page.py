@@ -33,6 +33,7 @@ from prefect.exceptions import PrefectException
 
 from flows.names import artifact_key, profile_label, seed_of
 from probe.config import Profile
+from probe.language import said, tell
 from probe.report import (
     CheckResult,
     data_uri,
@@ -63,7 +64,7 @@ def show_check(named: str, profile: Profile, result: CheckResult, document: dict
     """
     label, template = profile_label(named), profile.check.report_url
     seed = seed_of(profile)
-    title = label if seed is None else f"{label}, seed {seed}"
+    title = label if seed is None else said(tell("{profile}, seed {seed}", profile=label, seed=seed))
     names = {"check": folder.name, "path": str(folder), "host": platform.node(), "profile": label}
     url = report_address(template, **names) if template else None
     with warning("the page does not show the check"):
@@ -87,7 +88,7 @@ def show(
     svg: str | None = None,
     log_tail: str = "",
 ) -> None:
-    """Puts a verdict on the page.
+    """Puts a verdict on the page, in the language that is spoken here.
 
     Args:
         key: The artifacts' key.
@@ -99,15 +100,16 @@ def show(
         log_tail: The end of a failed trainer's log.
     """
     uri = data_uri(svg) if svg is not None and len(svg) <= MOST_PICTURE else None
-    place = f"{platform.node()}:{folder}" if folder else "nowhere: no folder was named"
+    place = f"{platform.node()}:{folder}" if folder else said(tell("nowhere: no folder was named"))
     text = markdown_summary(document, title, place, report_url, uri) + log_block(log_tail)
     create_markdown_artifact(text, key, title)
     if rows := difference_rows(document):
-        create_table_artifact(rows, f"{key}-differences", f"First differences of {title}")
+        create_table_artifact(rows, f"{key}-differences", said(tell("First differences of {title}", title=title)))
     if uri is not None:
-        create_image_artifact(uri, f"{key}-map", f"Steps and tags of {title}")
+        create_image_artifact(uri, f"{key}-map", said(tell("Steps and tags of {title}", title=title)))
     if report_url is not None:
-        create_link_artifact(report_url, f"report of {os.path.basename(str(folder))}", f"{key}-report")
+        link = said(tell("report of {check}", check=os.path.basename(str(folder))))
+        create_link_artifact(report_url, link, f"{key}-report")
 
 
 @contextmanager

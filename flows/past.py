@@ -14,6 +14,7 @@ from rich.text import Text
 from probe.errors import DumpError, UsageError
 from probe.history import Story, past_checks, rebuild, stories
 from probe.history.markdown import OVERVIEW, overview, sentences
+from probe.language import join, said, tell, verdict_word
 from probe.store.packing import is_packed, unpack
 
 _WIDTH = 180
@@ -61,7 +62,8 @@ def _show(told: list[Story], whole: bool, stream: TextIO) -> None:
     for story in told:
         if whole or story.divergent or story.flaky:
             for sentence in sentences(story):
-                console.print(Text(_plain(f"{story.name}: {sentence}")), soft_wrap=True)
+                line = said(tell("{name}: {sentence}", name=story.name, sentence=sentence))
+                console.print(Text(_plain(line)), soft_wrap=True)
 
 
 def unpack_dump(dump: Path, target: Path) -> dict[str, Any]:
@@ -86,17 +88,22 @@ def unpack_dump(dump: Path, target: Path) -> dict[str, Any]:
 
 
 def _show_table(console: Console, told: list[Story]) -> None:
-    table = Table(*OVERVIEW, box=None, pad_edge=False)
+    table = Table(*(said(column) for column in OVERVIEW), box=None, pad_edge=False)
     for story, row in zip(told, overview(told), strict=True):
-        colour = COLOURS.get(story.latest.verdict, "")
-        table.add_row(*(Text(_plain(cell), style=colour if cell == story.latest.verdict else "") for cell in row))
+        colour, verdict = COLOURS.get(story.latest.verdict, ""), verdict_word(story.latest.verdict)
+        table.add_row(*(Text(_plain(said(cell)), style=colour if cell == verdict else "") for cell in row))
     console.print(table)
 
 
 def _last_line(told: list[Story]) -> str:
     counted = {verdict: sum(story.latest.verdict == verdict for story in told) for verdict in COLOURS}
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counted.items() if count)
-    return f"{len(told)} histor{'y' if len(told) == 1 else 'ies'}: {said}" if told else "no checks yet"
+    found = join(", ", (tell("{count} {verdict}", count=count, verdict=verdict_word(verdict))
+                        for verdict, count in counted.items() if count))  # fmt: skip
+    if not told:
+        return said(tell("no checks yet"))
+    if len(told) == 1:
+        return said(tell("{count} history: {found}", count=1, found=found))
+    return said(tell("{count} histories: {found}", count=len(told), found=found))
 
 
 def _plain(text: str) -> str:

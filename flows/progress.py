@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.terminal import PrintableFormatter, printable
+from probe.language import Language, join, say, tell
 from probe.store.live import LiveRun, Seen
 
 if TYPE_CHECKING:
@@ -37,15 +38,17 @@ class Display(logging.Handler):
     Args:
         stream: Where to.
         live: Whether the stream is a terminal whose lower lines may be drawn again and again.
+        spoken: The language.
 
     Example:
         >>> import io
         >>> Display(io.StringIO(), live=False).end()
     """
 
-    def __init__(self, stream: TextIO, live: bool) -> None:
+    def __init__(self, stream: TextIO, live: bool, spoken: Language = "en") -> None:
         super().__init__()
-        self.setFormatter(PrintableFormatter("%(message)s"))
+        self.setFormatter(PrintableFormatter("%(message)s", spoken))
+        self._spoken: Language = spoken
         self._stream = stream
         self._begun: Begun | None = None
         self._training: _Training | None = None
@@ -102,7 +105,7 @@ class Display(logging.Handler):
             if self._live is None and training.is_worth_a_line():
                 self.acquire()
                 try:
-                    self._write(printable(training.line()))
+                    self._write(printable(say(training.line(), self._spoken)))
                 finally:
                     self.release()
 
@@ -113,7 +116,12 @@ class Display(logging.Handler):
             return Text()
         from tasks import STEPS
 
-        head = Text(f"[{begun.step}/{STEPS}] {printable(begun.what)}", style="bold", no_wrap=True, overflow="ellipsis")
+        head = Text(
+            f"[{begun.step}/{STEPS}] {printable(say(begun.what, self._spoken))}",
+            style="bold",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
         if training is None:
             return head
         bar = Table.grid(padding=(0, 1))
@@ -122,9 +130,11 @@ class Display(logging.Handler):
             ProgressBar(
                 total=total or 1, completed=min(training.seen.steps, total or 0), width=24, pulse=total is None
             ),
-            Text(training.position(), no_wrap=True, overflow="ellipsis"),
+            Text(say(training.position(), self._spoken), no_wrap=True, overflow="ellipsis"),
         )
-        return Group(head, bar, Text(training.contents(), style="dim", no_wrap=True, overflow="ellipsis"))
+        return Group(
+            head, bar, Text(say(training.contents(), self._spoken), style="dim", no_wrap=True, overflow="ellipsis")
+        )
 
 
 class _Training:
@@ -155,27 +165,30 @@ class _Training:
         return True
 
     def line(self) -> str:
-        return f"  {self.position()}; {self.contents()}"
+        return join("", ("  ", join("; ", (self.position(), self.contents()))))
 
     def position(self) -> str:
-        done = f"training step {self.seen.steps}" + (f" of {self.total}" if self.total is not None else "")
+        done = tell("training step {step}", step=self.seen.steps)
+        if self.total is not None:
+            done = tell("training step {step} of {total}", step=self.seen.steps, total=self.total)
         if not self.seen.records and not self.seen.steps:
-            return "the trainer is starting"
+            return tell("the trainer is starting")
         seconds = self._seconds_per_step()
         if seconds is None:
             return done
-        rate = f"{seconds:.2f} s a step" if seconds < 100 else f"{seconds:.0f} s a step"
+        rate = tell("{seconds} s a step", seconds=f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}")
         if self.total is None:
-            return f"{done}, {rate}"
+            return tell("{done}, {rate}", done=done, rate=rate)
         left = max(0.0, seconds * (self.total - self.seen.steps) - (time.monotonic() - self._last[0]))
-        return f"{done}, {rate}, {_duration(left)} left"
+        return tell("{done}, {rate}, {left} left", done=done, rate=rate, left=_duration(left))
 
     def contents(self) -> str:
         tags = [printable(tag)[:_LONGEST_TAG] for tag in list(self.seen.tags)[-_TAGS_SHOWN:]]
         more = len(self.seen.tags) - len(tags)
-        listed = ", ".join(tags) + (f" and {more} more" if more > 0 else "")
-        records = "1 record" if self.seen.records == 1 else f"{self.seen.records:,} records"
-        return records + (f": {listed}" if tags else "")
+        listed = join(", ", tags) + (tell(" and {more} more", more=more) if more > 0 else "")
+        records = tell("{count:,} records", count=self.seen.records)
+        records = tell("1 record") if self.seen.records == 1 else records
+        return tell("{records}: {tags}", records=records, tags=listed) if tags else records
 
     def _seconds_per_step(self) -> float | None:
         if self._first is None or self._last[1] <= self._first[1]:
@@ -191,6 +204,8 @@ def _duration(seconds: float) -> str:
         '1 h 2 min'
     """
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return tell("{seconds:.0f} s", seconds=seconds)
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 90:
+        return tell("{minutes} min", minutes=minutes)
+    return tell("{hours} h {minutes} min", hours=minutes // 60, minutes=minutes % 60)

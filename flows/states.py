@@ -23,6 +23,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from probe.errors import FirstdiffError, InconclusiveError
+from probe.language import said, tell
 from probe.report import last_line
 
 REFUSED = "Refused"
@@ -57,7 +58,7 @@ def verdict_state(verdict: str, sentence: str, result: Any, failure: Exception) 
 
     Args:
         verdict: The verdict.
-        sentence: What the page shows beside it.
+        sentence: What the page shows beside it, in the language that is spoken here.
         result: What a completed state returns.
         failure: What a failed state raises.
     """
@@ -76,9 +77,10 @@ def state_of_error(error: FirstdiffError | OSError, place: str = "") -> State[An
     """
     if isinstance(error, OSError):
         where = f"{place}: " * bool(place)
-        error = InconclusiveError(f"{where}{error.strerror or error}; no verdict could be written")
+        why = f"{where}{error.strerror or error}"
+        error = InconclusiveError(tell("{why}; no verdict could be written", why=why))
     name = "Inconclusive" if isinstance(error, InconclusiveError) else REFUSED
-    return Failed(name=name, message=_short(str(error)), data=error)
+    return Failed(name=name, message=_short(said(str(error))), data=error)
 
 
 def document_of(state: State[Any]) -> dict[str, Any]:

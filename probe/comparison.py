@@ -23,6 +23,7 @@ from probe.compare import (
 from probe.compare.entries import NOTHING_RECORDED
 from probe.compare.rollouts import by_place, say_texts, text_note
 from probe.errors import DumpError, UsageError
+from probe.language import tell
 from probe.locate import (
     Cause,
     Conclusion,
@@ -94,7 +95,7 @@ def compare_dumps(
                 result = _compare(left, right, allow_different, compare_records)
         result.runs, result.read_from = {"a": a, "b": b}, {"a": left.to_show, "b": right.to_show}
         if _real(a) == _real(b):
-            result.notes.insert(0, "both dumps are the same folder")
+            result.notes.insert(0, tell("both dumps are the same folder"))
         if out is not None and not checkpoints:
             records = key_data_tables(left.records, right.records, out / "keydata")
             result.tables = [records, layer_tables(left.layers, right.layers, out / "layers")]
@@ -157,7 +158,7 @@ def _compare_checkpoints(a: Path, b: Path) -> CheckResult:
     result.notes += [*found.a.notes, *found.b.notes]
     located = cause_of_checkpoints(found)
     result.conclude(
-        Conclusion(*located) if located else Conclusion(None, Cause("none", None, "no difference was found"))
+        Conclusion(*located) if located else Conclusion(None, Cause("none", None, tell("no difference was found")))
     )
     return result
 
@@ -186,7 +187,8 @@ def _compare(a: Source, b: Source, allow_different: Sequence[str], compare_recor
     if first is not None and a.rollouts and first.entry.record.path and first.entry.problem:
         result.notes.insert(0, text_note(first.entry))
     if has_layers and (places := (Place.of_root(a.layers), Place.of_root(b.layers)))[0] != places[1]:
-        result.notes.append(f"a is {places[0].words or 'a whole dump'}, b {places[1].words or 'a whole dump'}")
+        whole = tell("a whole dump")
+        result.notes.append(tell("a is {a}, b {b}", a=places[0].words or whole, b=places[1].words or whole))
     result.judge_traces(traces)
     result.configurations = compare_configurations(a.records, b.records, allow_different)
     result.judge_experiments()
@@ -209,11 +211,19 @@ def _compare_records(
     for one, other in ((dump_a, dump_b), (dump_b, dump_a)):
         unknown = not one.ranks and one.steps_finished is None and not (one.folder / layout.DATA).exists()
         if unknown and other.ranks:
-            return KeyDataComparison(problems=[f"{one.folder}: holds no key data, {other.folder} does"])
+            return KeyDataComparison(
+                problems=[tell("{folder}: holds no key data, {other} does", folder=one.folder, other=other.folder)]
+            )
     if bool(a.rollouts) != bool(b.rollouts) and (dump_a.ranks or dump_b.ranks):
         one, other = (dump_a, dump_b) if a.rollouts else (dump_b, dump_a)
         return KeyDataComparison(
-            problems=[f"{one.folder}: holds samples of verl, {other.folder} records of another kind"]
+            problems=[
+                tell(
+                    "{folder}: holds samples of verl, {other} records of another kind",
+                    folder=one.folder,
+                    other=other.folder,
+                )
+            ]
         )
     return compare_records(dump_a, dump_b)
 

@@ -17,6 +17,8 @@ never_call_home()  # before Prefect is imported
 
 from prefect.cache_policies import NO_CACHE  # noqa: E402
 
+from probe.language import tell  # noqa: E402
+
 UNCACHED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 """Options of every task."""
 
@@ -44,4 +46,5 @@ class Begun:
 
 def begin(begun: Begun) -> None:
     """Says that a step begins."""
-    logging.getLogger("firstdiff").info("step %d of %d: %s", begun.step, STEPS, begun.what, extra={"begun": begun})
+    said = tell("step {step} of {steps}: {what}", step=begun.step, steps=STEPS, what=begun.what)
+    logging.getLogger("firstdiff").info("%s", said, extra={"begun": begun})

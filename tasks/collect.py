@@ -8,6 +8,7 @@ from pathlib import Path
 from prefect import task
 
 from probe.config import Profile, profile_of
+from probe.language import tell
 from probe.launch import (
     begin_run,
     dump_folder,
@@ -50,14 +51,21 @@ def _collect(
     own = profile_of(profile, run)
     spec = run_spec(own, run, dump, target, last_step, capture)
     if is_finished(dump.parent, spec):
-        log.info("run %s: whole already, from an earlier attempt at this check", run)
+        log.info("%s", tell("run {run}: whole already, from an earlier attempt at this check", run=run))
         return dump
     begin_run(dump.parent)
     steps = training_steps(own, spec)
-    doing = "" if target is None else " and dumping the layers" if spec.dump_stages else " and capturing a module"
     live = records_as_it_trains(own)
-    where = "" if target is None else f" of step {target.step}" if live else f" of what came before step {target.step}"
-    begin(Begun(4 if target else 1, f"run {run}, training{doing}{where}", dump if live else None, steps))
+    what = tell("run {run}, training", run=run)
+    if target is not None and not live:
+        what = tell(
+            "run {run}, training and dumping the layers of what came before step {step}", run=run, step=target.step
+        )
+    elif target is not None and spec.dump_stages:
+        what = tell("run {run}, training and dumping the layers of step {step}", run=run, step=target.step)
+    elif target is not None:
+        what = tell("run {run}, training and capturing a module of step {step}", run=run, step=target.step)
+    begin(Begun(4 if target else 1, what, dump if live else None, steps))
     with shown_progress(run, dump, steps):
         launcher_for(own).run(dump.parent, spec)
     return dump

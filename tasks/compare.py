@@ -16,6 +16,7 @@ from probe.compare import compare_traces as compare_events
 from probe.compare.processes import compare_bytes
 from probe.compare.rollouts import beside, say_texts
 from probe.comparison import compare_dumps
+from probe.language import tell
 from probe.locate import SecondPair
 from probe.report import Tables, key_data_tables, layer_tables
 from probe.store.reader import Dump, read_dump
@@ -29,7 +30,8 @@ log = logging.getLogger("firstdiff")
 def compare_configurations(a: Path, b: Path, allowed: list[str]) -> ConfigurationComparison:
     """Compares what two runs say of their experiments."""
     result = compare_experiments(a, b, allowed)
-    log.info("compared %d keys of the experiment: %d differ", result.compared, result.unmeant + result.meant)
+    counts = {"count": result.compared, "different": result.unmeant + result.meant}
+    log.info("%s", tell("compared {count} keys of the experiment: {different} differ", **counts))
     return result
 
 
@@ -42,10 +44,11 @@ def compare_ranks(share: bytes, ranks: str) -> bytes:
 @task(name="2 compare key data", **UNCACHED)
 def compare_key_data(a: Dump, b: Dump, last_step: int | None) -> KeyDataComparison:
     """Compares every record of two runs."""
-    begin(Begun(2, "comparing key data"))
+    begin(Begun(2, tell("comparing key data")))
     result = compare_mapped(compare_ranks, a, b, last_step)
     say_texts(result, *beside(a.folder, b.folder))
-    log.info("compared %d records: %d differ", result.compared, result.differences)
+    counts = {"count": result.compared, "different": result.differences}
+    log.info("%s", tell("compared {count} records: {different} differ", **counts))
     return result
 
 
@@ -54,14 +57,15 @@ def compare_traces(a: Path, b: Path, last_step: int | None) -> TraceComparison:
     """Compares every event of two runs, where they have traces."""
     result = compare_events(a, b, last_step)
     if result.recorded:
-        log.info("compared %d traced events: %d differ", result.compared, result.differences)
+        counts = {"count": result.compared, "different": result.differences}
+        log.info("%s", tell("compared {count} traced events: {different} differ", **counts))
     return result
 
 
 @task(name="2 msprobe's key-data tables", **UNCACHED)
 def make_key_data_tables(a: Path, b: Path, folder: Path) -> Tables:
     """Has SingleComparator make its tables."""
-    begin(Begun(2, "making msprobe's tables of the key data"))
+    begin(Begun(2, tell("making msprobe's tables of the key data")))
     return key_data_tables(a, b, folder)
 
 
@@ -76,18 +80,19 @@ def compare_last_layers(a: Path, b: Path) -> LayerComparison:
 @task(name="5 compare layers", **UNCACHED)
 def compare_layers(c: Path, d: Path) -> SecondPair:
     """Compares key data and layers of the second pair."""
-    begin(Begun(5, "comparing layers"))
+    begin(Begun(5, tell("comparing layers")))
     dump_c = read_dump(c)
     records = compare_mapped(compare_ranks, dump_c, read_dump(d))
     layers: LayerComparison = compare_windows(c, d)
-    log.info("compared %d layer events: %d differ", layers.compared, len(layers.differences))
+    counts = {"count": layers.compared, "different": len(layers.differences)}
+    log.info("%s", tell("compared {count} layer events: {different} differ", **counts))
     return SecondPair(records, layers, dump_c, compare_events(c, d))
 
 
 @task(name="5 msprobe's layer tables", **UNCACHED)
 def make_layer_tables(c: Path, d: Path, folder: Path) -> Tables:
     """Has compare_distributed make its tables."""
-    begin(Begun(5, "making msprobe's tables of the layers"))
+    begin(Begun(5, tell("making msprobe's tables of the layers")))
     return layer_tables(c, d, folder)
 
 

@@ -8,6 +8,7 @@ from prefect import task
 
 from probe.compare import KeyDataComparison, LayerComparison, TraceComparison
 from probe.compare.rollouts import beside
+from probe.language import tell
 from probe.locate import (
     Conclusion,
     FirstKeyData,
@@ -30,13 +31,15 @@ def locate_first_divergence(
     comparison: KeyDataComparison, traces: TraceComparison
 ) -> tuple[FirstKeyData | None, TraceAnswer | None]:
     """Finds the first record that differs, and the first event."""
-    begin(Begun(3, "locating the first difference"))
+    begin(Begun(3, tell("locating the first difference")))
     first = first_key_data(comparison)
     if first is not None:
-        log.info("first difference: %s at step %d, %s", first.entry.record.tag, first.entry.step, first.stage)
+        place = {"tag": first.entry.record.tag, "step": first.entry.step, "stage": first.stage or tell("no stage")}
+        log.info("%s", tell("first difference: {tag} at step {step}, {stage}", **place))
     answer = locate_trace(traces)
     if answer is not None:
-        log.info("first event: %s of %s at step %d", answer.first.event, answer.first.name, answer.first.step)
+        event = {"event": answer.first.event, "name": answer.first.name, "step": answer.first.step}
+        log.info("%s", tell("first event: {event} of {name} at step {step}", **event))
     return first, answer
 
 
@@ -51,7 +54,7 @@ def name_first_difference(
     last: LayerComparison | None = None,
 ) -> Conclusion:
     """Names the first differing module, or what else the first difference means."""
-    begin(Begun(6, "naming the cause"))
+    begin(Begun(6, tell("naming the cause")))
     if first is None and last is not None and last.differences:
         return conclude_of_last(last, second)
     return judge_samples(conclude(first, comparison, a, b, second, answer), first, *beside(a.folder, b.folder))

@@ -14,6 +14,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.exceptions import PrefectException
 
 from probe.errors import DumpError
+from probe.language import said, tell
 from probe.store.manifests import read_manifest
 
 SECONDS = 2.0
@@ -68,4 +69,4 @@ def shown_progress(run: str, dump: Path, steps: int | None) -> Iterator[None]:
 
 
 def _words(run: str, done: int, steps: int) -> str:
-    return f"Run {run}: {done} of {steps} training steps"
+    return said(tell("Run {run}: {done} of {steps} training steps", run=run, done=done, steps=steps))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prefect import task
 
+from probe.language import tell
 from probe.replay import Answer, replay_check, summary
 from tasks import UNCACHED, Begun, begin
 
@@ -19,7 +20,7 @@ log = logging.getLogger("firstdiff")
 @task(name="6 replay the module", **UNCACHED)
 def replay_module(folder: Path) -> Answer:
     """Runs the module that runs c and d captured, alone."""
-    begin(Begun(6, "replaying the module alone"))
+    begin(Begun(6, tell("replaying the module alone")))
     answer = replay_check(folder, seconds=SECONDS, patience=PATIENCE)
-    log.info("replay: %s", summary(answer))
+    log.info("%s", tell("replay: {summary}", summary=summary(answer)))
     return answer

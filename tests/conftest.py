@@ -20,6 +20,7 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it puts into the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ["FIRSTDIFF_LANG"] = "en"  # whatever the locale of whoever runs the tests
 ROOT = Path(__file__).resolve().parent.parent
 QUIET_PREFECT = {
     "DO_NOT_TRACK": "1",
@@ -113,6 +114,37 @@ def firstdiff(tmp_path: Path) -> Callable[..., Finished]:
         return Finished(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a Qwen2 of two small layers and a tokenizer of a few words, made from their configurations."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    words = ["[PAD]", "[EOS]", "[UNK]", *"0123456789+=", "add"]
+    tokens = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokens.pre_tokenizer = WhitespaceSplit()
+    named = {"pad_token": "[PAD]", "eos_token": "[EOS]", "unk_token": "[UNK]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokens, **named).save_pretrained(folder)
+    set_seed(1)
+    config = Qwen2Config(
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

@@ -26,8 +26,9 @@ OURS = "probe"
 """What it is called elsewhere."""
 TRAINER = "FIRSTDIFF_TRAINER"
 """Variable with the name of a trainer that has an adapter of its own, in place of that of any script."""
-WATCHED = {"torch": "script", "ray": "ray_workers"}
-"""Modules, and the module of ``probe.adapters`` whose ``install`` is called when one has been imported."""
+WATCHED = {"torch": "script", "transformers.trainer": "hf_trainer", "ray": "ray_workers"}
+"""Libraries, or a module of one, and the module of ``probe.adapters`` whose ``install`` is called when one has been
+imported."""
 WATCHED_OF = {"mindspeed_rl": {"mindspeed_rl.utils.utils": "mindspeed_rl"}}
 """The same, where the environment names a trainer."""
 SEEN = "processes"
@@ -208,17 +209,26 @@ def _begin() -> None:
 
 
 def _run_the_next() -> None:
-    """Runs the ``sitecustomize`` that the environment would have without us."""
+    """Runs the ``sitecustomize`` that the environment would have without us.
+
+    Raises:
+        ModuleNotFoundError: There is none. ``site`` says nothing about it, and a script's own module of that name is
+            found later, as without us.
+    """
     own = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != own or not entry]
     ours = sys.modules.pop(__name__)
+    found = False
     try:
         __import__(__name__)
+        found = True
     except ModuleNotFoundError as error:
-        if error.name != __name__:
-            raise
+        if error.name == __name__:
+            raise ModuleNotFoundError(f"No module named {__name__!r}", name=__name__) from None
+        raise
     finally:
-        sys.modules.setdefault(__name__, ours)
+        if not found:
+            sys.modules.setdefault(__name__, ours)
 
 
 if __name__ == "sitecustomize":

@@ -60,6 +60,11 @@ class Names:
         self._roots[role] = weakref.ref(unwrapped(root))
         return role, name is not None, root
 
+    @property
+    def roles(self) -> list[str]:
+        """The roles of all models that were named."""
+        return [*self._roots, "loose"]
+
     def new_generators(self, frame: FrameType | None) -> Iterator[tuple[str, Any]]:
         """Generators in the variables of the callers that were not seen before, with their names."""
         for _, name, value in _variables(frame):
@@ -170,9 +175,14 @@ def _variables(frame: FrameType | None) -> Iterator[tuple[FrameType, str, Any]]:
         module = str(frame.f_globals.get("__name__", ""))
         if not module.startswith(("torch.", "importlib", __name__.partition(".")[0])):
             for name, value in _values(frame).items():
-                if not name.startswith("__"):
+                if not name.startswith("__") and not _is_a_namespace(value):
                     yield frame, name, value
         frame = frame.f_back
+
+
+def _is_a_namespace(value: Any) -> bool:
+    """Whether it is the variables of a module: of whoever runs the script, as ``python -m`` and notebooks do."""
+    return type(value) is dict and "__builtins__" in value
 
 
 def _values(frame: FrameType) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from probe.adapters import Host, ray_workers
 from probe.errors import FirstdiffError
@@ -73,6 +75,7 @@ class Opening:
             return None
         self._process = os.getpid()
         self._host.report("recorded")
+        self._close_before_a_hard_exit()
         if "multiprocessing.process" in sys.modules and sys.modules["multiprocessing.process"].parent_process():
             from multiprocessing.util import Finalize  # atexit is not run there
 
@@ -82,6 +85,18 @@ class Opening:
         if ray_workers.is_worker():
             ray_workers.end_with_driver(self._host, self.close)
         return self.probe
+
+    def _close_before_a_hard_exit(self) -> None:
+        """Ends the recording where the recorded thread calls ``os._exit``, which runs no function of ``atexit``."""
+        leave, thread = os._exit, threading.get_ident()
+
+        @functools.wraps(leave)
+        def _exit(status: int) -> NoReturn:
+            if threading.get_ident() == thread:
+                self.close()
+            leave(status)
+
+        os._exit = _exit
 
     def close(self) -> None:
         """Ends the recording, at the end of the process."""

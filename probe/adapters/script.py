@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,11 +22,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from probe.adapters import Host
 from probe.adapters.opening import Opening
+from probe.adapters.steps import Steps
 from probe.errors import FirstdiffError
 
 if TYPE_CHECKING:
     from probe.adapters.naming import Names
     from probe.collect import Probe
+    from probe.types import RunSpec
 
 NO_GRAD = ".no_grad"
 MOST_BYTES = 16 << 20
@@ -59,13 +60,15 @@ class ScriptObserver:
         self._stage = ""
         self._open_stage = ExitStack()
         self._entered: Counter[str] = Counter()
-        self._steps = _Steps()
+        self._steps = Steps()
         self._fresh = True
         """Whether the open stage is over for whoever comes next: a backward or an update has come since."""
         self._saves = False
         self._running = False
         """Whether a call of the observed thread has begun and not returned."""
         self._thread = 0
+        self.lent_to: Any = None
+        """What observes a training in this one's place, until ``take_back``; None where nothing does."""
         self._unseen: list[torch.optim.Optimizer] = []
         """Optimizers that made their first update since something was called."""
         self._plain_call = torch.nn.Module.__call__
@@ -81,9 +84,49 @@ class ScriptObserver:
 
     def step_back(self) -> Probe | None:
         """See ``Adapter``."""
+        if self.lent_to is not None:
+            self.lent_to.stop()
         self._remove()
         self._close_stage()
         return self._opening.hand_over()
+
+    def lend(self, borrower: Any) -> tuple[Probe, RunSpec] | None:
+        """Leaves the observation to an adapter that knows more, until ``take_back``.
+
+        Args:
+            borrower: Its ``stop`` is called when the script opens a ``Probe`` itself.
+
+        Returns:
+            The open probe, which stays this one's to close, and what it records; None where nothing is recorded.
+        """
+        if not self.on or self.lent_to is not None or self._opening.of_a_fork or not self._is_own_thread():
+            return None
+        probe, spec = self._opening.open(), self._opening.spec
+        if probe is None or spec is None:
+            self._remove()
+            return None
+        if self._steps.over("call" if spec.step == "call" else "optimizer") and not self._next_step(probe):
+            return None
+        self._close_stage()
+        if self._names is not None:
+            probe.attach(**dict.fromkeys(self._names.roles))
+            self._names = None  # attached anew when they are called again
+        self.lent_to = borrower
+        return probe, spec
+
+    def take_back(self, steps: int) -> None:
+        """Goes on with the observation.
+
+        Args:
+            steps: Steps that were ended meanwhile.
+        """
+        self.lent_to = None
+        if self._opening.probe is not None and self._opening.probe.finished:
+            self._remove()
+        if steps:
+            self._entered.clear()
+            self._steps.ended()
+        self._steps.taken_back()
 
     # ---- what stands in torch's place ----
 
@@ -92,7 +135,7 @@ class ScriptObserver:
 
         @functools.wraps(run)
         def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or depth.inside or not observer.on:
+            if torch.compiler.is_compiling() or depth.inside or not observer._looks:
                 return run(module, *args, **kwargs)
             depth.inside = True
             try:
@@ -114,7 +157,7 @@ class ScriptObserver:
 
         @functools.wraps(run)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and observer.on:
+            if not torch.compiler.is_compiling() and observer._looks:
                 observer._safely(observer._loss, tensors)
             try:
                 return run(tensors, *args, **kwargs)
@@ -134,10 +177,15 @@ class ScriptObserver:
         return __init__
 
     def _updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self.on:
+        if self._looks:
             self._fresh = True
             if self._steps.updated(optimizer):
                 self._unseen.append(optimizer)
+
+    @property
+    def _looks(self) -> bool:
+        """Whether what is called now is this one's to observe."""
+        return self.on and self.lent_to is None
 
     def _remove(self) -> None:
         """Puts back what was there. What something else has replaced since stays, and does nothing more."""
@@ -281,62 +329,3 @@ def _ends_by_an_error() -> bool:
     """Whether this process ends by an exception, that of a thread's or a child's function included."""
     error = getattr(sys, "last_value", None) or sys.exc_info()[1]
     return error is not None and not isinstance(error, SystemExit)
-
-
-class _Steps:
-    """Tells when a training step is over, from the optimizers that there are and from those that made an update."""
-
-    def __init__(self) -> None:
-        self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._rare: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        """Those that do not make an update in each step, or none at all."""
-        self._updated: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._ever: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._again: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        """Those with an update in this step, and a call of a module behind it."""
-        self._any = False
-        self._calls = 0
-
-    def made(self, optimizer: torch.optim.Optimizer) -> None:
-        """There is a new optimizer."""
-        self._any = True
-        self._made.add(optimizer)
-
-    def called(self) -> None:
-        """A model was called."""
-        self._calls += 1
-        self._again.update(self._updated)
-
-    def updated(self, optimizer: torch.optim.Optimizer) -> bool:
-        """An optimizer has made an update. One that does so twice, while others wait, does not wait for them.
-
-        Returns:
-            Whether it is its first.
-        """
-        self.made(optimizer)
-        first = optimizer not in self._ever
-        self._ever.add(optimizer)
-        if optimizer in self._again:
-            self._rare.update(self._waited_for())
-        self._rare.discard(optimizer)
-        self._updated.add(optimizer)
-        return first
-
-    def over(self, kind: str) -> bool:
-        """Whether a step is over when a module is called now.
-
-        Args:
-            kind: ``optimizer``: by updates; ``call``: by calls; ``auto``: by calls as long as there is no optimizer.
-        """
-        if kind == "call" or (kind == "auto" and not self._any):
-            return self._calls > 0
-        return bool(self._updated) and not self._waited_for()
-
-    def ended(self) -> None:
-        """A new step begins."""
-        self._updated.clear()
-        self._again.clear()
-        self._calls = 0
-
-    def _waited_for(self) -> set[torch.optim.Optimizer]:
-        return set(self._made) - set(self._rare) - set(self._updated)

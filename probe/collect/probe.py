@@ -23,6 +23,7 @@ from probe.collect.trace import Capture, ExecutionTracer, Surviving, Tracer, Unt
 from probe.collect.values import count, host_mask, named
 from probe.collect.weights import WeightRecorder
 from probe.errors import DumpError, RecordError
+from probe.language import tell
 from probe.store import layout
 from probe.store.background import Background
 from probe.store.writer import DumpWriter, Place, mark_incomplete
@@ -169,8 +170,8 @@ class Probe:
             place = (name, count("micro_step", micro_step or 0), self._own_rank(self._rank(rank)))
             opened = self._open_window(*place)
             traced = self._tracer.stage_start(*place)
-        stack = self._stages  # that of this thread, whichever ends the stage
-        stack.append(place)
+        entered = self._stages  # the entering thread's: another may end the stage, as at the end of the process
+        entered.append(place)
         try:
             with self._layers.paused(name) if self._layers is not None else nullcontext():
                 yield
@@ -181,7 +182,7 @@ class Probe:
                 self._tracer.stage_end(traced)
             raise
         finally:
-            stack.pop()
+            entered.pop()
         with self._guard():
             self._tracer.stage_end(traced)
         with self._guard():
@@ -414,9 +415,10 @@ class Probe:
         if isinstance(error, OSError):
             with self._guard():
                 raise error
-        why = f"the trace stopped at step {self._step} ({type(error).__name__}: {error})"
-        self._note(f"{why}; record.trace=false checks without it")
-        sys.stderr.write(f"firstdiff: {why}; training goes on\n")
+        what = {"step": self._step, "why": f"{type(error).__name__}: {error}"}
+        self._note(tell("the trace stopped at step {step} ({why}); record.trace=false checks without it", **what))
+        stopped = f"the trace stopped at step {self._step} ({what['why']})"
+        sys.stderr.write(f"firstdiff: {stopped}; training goes on\n")
 
     def _note(self, message: str) -> None:
         """Leaves a message that keeps the dump from being taken for a whole one."""

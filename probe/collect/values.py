@@ -15,7 +15,7 @@ import torch
 
 from probe.errors import RecordError
 from probe.store.digest import digest
-from probe.store.writer import Numbers, as_it_is
+from probe.store.numeric import Numbers, as_it_is
 
 Array = npt.NDArray[Any]
 

@@ -15,6 +15,7 @@ from probe.compare.cosine import Products
 from probe.compare.entries import Entry, KeyDataComparison, Status
 from probe.compare.values import ValueDifference, describe
 from probe.errors import DumpError
+from probe.language import tell
 from probe.store.checkpoints import Checkpoint, read_checkpoint
 from probe.store.tensors import Array, Stored, StoredTensor, StoredValue, itemsize, numbers
 from probe.types import Record
@@ -62,7 +63,7 @@ def compare_checkpoints(a: Path, b: Path) -> CheckpointComparison:
     records.problems += [*result.a.problems, *result.b.problems]
     for path, tensors in ((a, left), (b, right)):
         if not tensors and not records.problems:
-            records.problems.append(f"{path}: holds no tensors")
+            records.problems.append(tell("{path}: holds no tensors", path=path))
     if result.order == result.a.order:
         pairs = align(list(left), list(right))
     else:
@@ -89,7 +90,9 @@ def _leave_prefix_out(a: Checkpoint, b: Checkpoint) -> None:
             renamed = {name.removeprefix(prefix): value for name, value in one.tensors.items()}
             if shared and len(renamed) == len(one.tensors):
                 one.tensors = renamed
-                one.notes.append(f"{one.path}: its names begin with {prefix!r}, which was left out")
+                one.notes.append(
+                    tell("{path}: its names begin with {prefix!r}, which was left out", path=one.path, prefix=prefix)
+                )
                 return
 
 
@@ -102,19 +105,19 @@ def _compare(name: str, position: int, one: Stored | None, two: Stored | None, w
 
     if one is None or two is None:
         if not whole:
-            return entry("not_compared", "absent from the other checkpoint, which cannot be read as a whole")
+            return entry("not_compared", tell("absent from the other checkpoint, which cannot be read as a whole"))
         return entry("missing" if two is None else "extra")
     if isinstance(one, StoredValue) or isinstance(two, StoredValue):
-        return None if one == two else entry("different", f"{_words(one)} against {_words(two)}")
+        return None if one == two else entry("different", tell("{a} against {b}", a=_words(one), b=_words(two)))
     if (one.dtype, one.shape) != (two.dtype, two.shape):
-        return entry("different", f"{one.form} against {two.form}")
+        return entry("different", tell("{a} against {b}", a=one.form, b=two.form))
     try:
         same, difference = _tensors(one, two)
     except DumpError as error:
         return entry("unreadable", str(error))
     if same:
         return None
-    return entry("different", None if difference else "its bytes differ; nobody knows its numbers", difference)
+    return entry("different", None if difference else tell("its bytes differ; nobody knows its numbers"), difference)
 
 
 def _tensors(one: StoredTensor, two: StoredTensor) -> tuple[bool, ValueDifference | None]:

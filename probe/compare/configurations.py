@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from probe.compare.experiment import TORCH_SEED, Counting, follows
 from probe.keys import CONFIGURATIONS, ENVIRONMENT, KeyPath, close_keys, is_below, parse_key, sections, show_key
+from probe.language import join, tell
 from probe.masking import tell_nothing
 from probe.store import layout
 from probe.store.manifests import files_written
@@ -88,10 +89,11 @@ class ConfigurationComparison:
             return None
         unmeant = [found for found in self.different if not found.meant]
         unseeded = any(found.key == TORCH_SEED for found in unmeant)
-        return (
-            f"the two runs were not the same experiment: {_listed(unmeant, self.unmeant)};"
-            + (" a trainer that never seeds torch has another seed in every run;" if unseeded else "")
-            + " where that is meant, name the keys in check.allow_different or with --allow-different"
+        return tell(
+            "the two runs were not the same experiment: {keys};{unseeded} where that is meant, name the keys in"
+            " check.allow_different or with --allow-different",
+            keys=_listed(unmeant, self.unmeant),
+            unseeded=tell(" a trainer that never seeds torch has another seed in every run;") if unseeded else "",
         )
 
 
@@ -194,7 +196,8 @@ def _read(path: Path, result: ConfigurationComparison) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        result.not_compared.append(f"{shown(path)}: cannot be read ({' '.join(reason.split())[:_TEXT_SHOWN]})")
+        why = " ".join(reason.split())[:_TEXT_SHOWN]
+        result.not_compared.append(tell("{path}: cannot be read ({why})", path=shown(path), why=why))
         result.damaged = True
         return None
     return content
@@ -214,24 +217,28 @@ def _missing(name: str, folders: list[Path], result: ConfigurationComparison) ->
     """Says that one dump, or neither, has a file."""
     lost = [folder for folder in folders if layout.manifests(folder) and name in files_written(folder)]
     if lost:
-        result.not_compared.append(f"{shown(lost[0] / name)}: missing, though it was written")
+        result.not_compared.append(tell("{path}: missing, though it was written", path=shown(lost[0] / name)))
         result.damaged = True
         return
     if len(folders) > 1:
         first_found = any(sentence.startswith("neither") for sentence in result.not_compared)
-        result.not_compared.append(f"neither dump has {name}")
+        result.not_compared.append(tell("neither dump has {name}", name=name))
         if first_found:
             result.notes.append(
-                "neither dump says what was run (configurations.json, environment.json): whether both come from the"
-                " same experiment is not known"
+                tell(
+                    "neither dump says what was run (configurations.json, environment.json): whether both"
+                    " come from the same experiment is not known"
+                )
             )
         return
     folder = folders[0]
-    result.not_compared.append(f"{shown(folder / name)}: missing, though the other dump has one")
+    result.not_compared.append(tell("{path}: missing, though the other dump has one", path=shown(folder / name)))
     if layout.manifests(folder):
         result.damaged = True  # a recording of ours: the other one says what it was, this one does not
     else:
-        result.notes.append(f"only one dump has {name}: whether both come from the same experiment is not known")
+        result.notes.append(
+            tell("only one dump has {name}: whether both come from the same experiment is not known", name=name)
+        )
 
 
 # ---- comparing ----
@@ -286,13 +293,12 @@ class _Comparing:
         meant = list(self._kept[True].values())
         self._result.different = [*self._kept[False].values(), *meant]
         if self._not_told:
-            keys = ", ".join(show_key(path)[:_TEXT_SHOWN] for path in self._not_told[:_NAMED])
+            keys = join(", ", (show_key(path)[:_TEXT_SHOWN] for path in self._not_told[:_NAMED]))
             more = len(self._not_told) - _NAMED
-            self._result.notes.append(
-                f"masked with unlike keys or none, so not compared: {keys}" + (f" and {more} more" if more > 0 else "")
-            )
+            keys += tell(" and {more} more", more=more) if more > 0 else ""
+            self._result.notes.append(tell("masked with unlike keys or none, so not compared: {keys}", keys=keys))
         if self._result.meant:
-            self._result.notes.append(f"meant to differ: {_listed(meant, self._result.meant)}")
+            self._result.notes.append(tell("meant to differ: {keys}", keys=_listed(meant, self._result.meant)))
 
 
 def _leaves(one: Any, two: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, Any]]:
@@ -346,26 +352,25 @@ def _short(value: Any) -> Any:
 
 def _listed(differences: list[KeyDifference], total: int) -> str:
     named = [_in_words(found) for found in differences[:_NAMED]]
-    return ", ".join(named) + (f" and {total - len(named)} more" if total > len(named) else "")
+    more = total - len(named)
+    return join(", ", named) + (tell(" and {more} more", more=more) if more > 0 else "")
 
 
 def _in_words(found: KeyDifference) -> str:
     key = found.key[:_TEXT_SHOWN]
     if found.only is not None:
-        return f"{key} (only in {found.only})"
+        return tell("{key} (only in {run})", key=key, run=found.only)
     one, two = (text if len(text := json.dumps(value)) <= 40 else text[:40] + "…" for value in (found.a, found.b))
-    return f"{key} ({one} against {two})"
+    return tell("{key} ({a} against {b})", key=key, a=one, b=two)
 
 
 def _unknown(meant: list[KeyPath], left: dict[str, Any], right: dict[str, Any]) -> list[str]:
     """What was allowed to differ and is in neither dump."""
     known = dict.fromkeys([*sections(left), *sections(right)])
-    notes = []
+    notes: list[str] = []
     for path in meant:
         if path not in known:
             close = close_keys(path, known)
-            notes.append(
-                f"{show_key(path)} may differ, but neither dump has such a key"
-                + (f"; did you mean {' or '.join(close)}?" if close else "")
-            )
+            note = tell("{key} may differ, but neither dump has such a key", key=show_key(path))
+            notes.append(note + (tell("; did you mean {keys}?", keys=join(" or ", close)) if close else ""))
     return notes

@@ -9,6 +9,7 @@ from typing import Literal
 
 from probe.compare.cosine import Products
 from probe.compare.values import ValueDifference
+from probe.language import tell
 from probe.types import Record
 
 END_OF_STEP = "end_of_step"
@@ -16,7 +17,7 @@ END_OF_STEP = "end_of_step"
 GAP = 1 << 20
 """Between the positions of two entries that the leading rank has: room for what only further ranks have."""
 LAST_POSITION = 1 << 60
-NOTHING_RECORDED = "neither run recorded key data: nothing was compared"
+NOTHING_RECORDED = tell("neither run recorded key data: nothing was compared")
 KEPT_ENTRIES = 10_000
 """Most entries that are kept in full; all of them are counted."""
 
@@ -67,7 +68,7 @@ class Entry:
         if self.a.dtype != self.b.dtype:
             return None
         if self.a.masked is not None and self.a.masked == self.b.masked:
-            return "entries outside the mask"
+            return tell("entries outside the mask")
         return self.difference.harmless if self.difference else None
 
 

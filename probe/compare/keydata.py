@@ -17,6 +17,7 @@ from probe.compare.entries import GAP, LAST_POSITION, Entry, KeyDataComparison, 
 from probe.compare.parts import Part, Share, merge_parts, whole_share
 from probe.compare.values import ValueDifference, describe
 from probe.errors import DumpError
+from probe.language import tell
 from probe.store.index import Batch, RankIndex, all_have_digests, count_lines, lines_with_values, parse_lines
 from probe.store.reader import Cursor, Dump, ValueFiles
 from probe.store.values import Header, same_bytes, stored_dtype
@@ -25,7 +26,7 @@ from probe.types import Record
 Key = tuple[str, int, str, int]
 
 _NO_DIGEST = "holds records without a digest, which no recording writes"
-_NOT_KEPT = "digests differ; the values were not kept"
+_NOT_KEPT = tell("digests differ; the values were not kept")
 _TEXT_SHOWN = 60
 """Most characters of a text that are shown."""
 
@@ -73,7 +74,11 @@ class _Side:
             with self.files.open(record) as (header, _):
                 if record.dtype and (header.dtype.name, header.shape) != (stored_dtype(record.dtype), record.shape):
                     held = f"{header.dtype.name}{list(header.shape)}"
-                    return f"{self.dump.folder / record.file}: holds {held}, not what its record says"
+                    return tell(
+                        "{path}: holds {held}, not what its record says",
+                        path=self.dump.folder / record.file,
+                        held=held,
+                    )
                 return None
         except DumpError as error:
             return str(error)
@@ -211,7 +216,7 @@ class _Comparer:
                 return entry("not_compared")
             return entry("missing" if two is None else "extra")
         if one.stage != two.stage and one.digest is not None and two.digest is not None:
-            return entry("different", f"saved in {one.stage or 'no stage'} in a, in {two.stage or 'no stage'} in b")
+            return entry("different", _stages_in_words(one, two))
         if self._by_digest(rank, one.tag) and one.digest is not None and two.digest is not None:
             if (one.dtype, one.shape, one.digest) == (two.dtype, two.shape, two.digest):
                 problem = self._unreadable(one, two)
@@ -243,7 +248,8 @@ class _Comparer:
         if one.dtype == two.dtype == "str":
             return self._texts(one, two), None
         of_types = one.dtype != two.dtype
-        unlike = f"{one.dtype}{list(one.shape)} against {two.dtype}{list(two.shape)}"
+        forms = [f"{record.dtype}{list(record.shape)}" for record in (one, two)]
+        unlike = tell("{a} against {b}", a=forms[0], b=forms[1])
         if one.shape != two.shape or (of_types and "str" in (one.dtype, two.dtype)):
             return unlike, None
         if one.file is None or two.file is None:
@@ -255,7 +261,7 @@ class _Comparer:
             return str(error), None
         if of_types:
             return unlike, difference
-        return (None if difference else "digests differ, the stored numbers do not"), difference
+        return (None if difference else tell("digests differ, the stored numbers do not")), difference
 
     def _texts(self, one: Record, two: Record) -> str:
         if one.file is None or two.file is None:
@@ -265,7 +271,7 @@ class _Comparer:
         except DumpError as error:
             return str(error)
         texts = [array[: 4 * _TEXT_SHOWN].tobytes().decode(errors="replace")[:_TEXT_SHOWN] for array in arrays]
-        return f"{texts[0]!r} against {texts[1]!r}"
+        return tell("{a} against {b}", a=repr(texts[0]), b=repr(texts[1]))
 
 
 class _Order:
@@ -308,6 +314,11 @@ class _Order:
             return {}
         keys = align([record.key for record in left], [record.key for record in right])
         return {key: position for position, (key, _, _) in enumerate(keys)}
+
+
+def _stages_in_words(one: Record, two: Record) -> str:
+    stages = [record.stage or tell("no stage") for record in (one, two)]
+    return tell("saved in {a} in a, in {b} in b", a=stages[0], b=stages[1])
 
 
 def _counted(index: RankIndex, last_step: int | None) -> Counter[tuple[int, str]]:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from probe.compare.align import align
 from probe.errors import DumpError
+from probe.language import tell
 from probe.store.evidence import LEVELS, Evidence, Level
 from probe.store.layers import LayerEvent, Window, content_of, find_windows, read_window, require_whole
 
@@ -56,7 +57,7 @@ class LayerDifference:
 
     def _with_role(self, name: str | None) -> str:
         role = "" if self.event.operation and name == self.event.name else self.window.role
-        return ".".join(part for part in (role, name) if part) or self.window.stage or "the model"
+        return ".".join(part for part in (role, name) if part) or self.window.stage or tell("the model")
 
 
 @dataclass
@@ -86,20 +87,15 @@ class LayerComparison:
     @property
     def reservations(self) -> list[str]:
         """What is not known of values that show no difference: such a comparison is never ``identical``."""
-        said: dict[Level, str] = {
-            "statistics": "values were compared by statistics alone (max, min, mean, norm): no difference in the"
-            " statistics of these, which may differ all the same",
-            "xor": "values were compared by an XOR of their words alone: no difference there, which says nothing of"
-            " their order, nor of words that stand there an even number of times",
-            "nothing": "values have neither bytes, checksum nor statistics in both dumps: only their dtype and shape"
-            " were compared",
-        }
-        counts: list[tuple[Level, int]] = [(level, self.levels[level]) for level in LEVELS if self.levels[level]]
-        found = [f"{count} {said[level]}" for level, count in counts if level in said]
+        known = ((level, self.levels[level]) for level in LEVELS if self.levels[level])
+        found = [said for level, count in known if (said := _reservation(level, count)) is not None]
         if self.doubtful:
             found.append(
-                f"{len(self.doubtful)} parameters have other checksums, yet the same statistics: of memory on the host,"
-                " msprobe takes checksums later, when an update may have changed it; these do not count"
+                tell(
+                    "{count} parameters have other checksums, yet the same statistics: of memory on the host, msprobe"
+                    " takes checksums later, when an update may have changed it; these do not count",
+                    count=len(self.doubtful),
+                )
             )
         return found
 
@@ -120,6 +116,30 @@ class LayerComparison:
     def _order(self, difference: LayerDifference) -> tuple[int, int, int, int]:
         window = difference.window
         return (window.step, self.stages.index(window.stage), window.micro_step, difference.position)
+
+
+def _reservation(level: Level, count: int) -> str | None:
+    match level:
+        case "statistics":
+            return tell(
+                "{count} values were compared by statistics alone (max, min, mean, norm): no difference in the"
+                " statistics of these, which may differ all the same",
+                count=count,
+            )
+        case "xor":
+            return tell(
+                "{count} values were compared by an XOR of their words alone: no difference there, which says nothing"
+                " of their order, nor of words that stand there an even number of times",
+                count=count,
+            )
+        case "nothing":
+            return tell(
+                "{count} values have neither bytes, checksum nor statistics in both dumps: only their dtype and shape"
+                " were compared",
+                count=count,
+            )
+        case _:
+            return None
 
 
 def compare_layers(c: Path, d: Path) -> LayerComparison:
@@ -144,7 +164,7 @@ def compare_layers(c: Path, d: Path) -> LayerComparison:
         one, two = windows_c[key], windows_d[key]
         unfinished = [str(window.folder) for window in (one, two) if not window.complete]
         if unfinished:
-            result.problems.append(f"{unfinished[0]}: the layer dump was cut off")
+            result.problems.append(tell("{folder}: the layer dump was cut off", folder=unfinished[0]))
             continue
         try:
             _compare_window(one, two, result)
@@ -159,7 +179,7 @@ def compare_layers(c: Path, d: Path) -> LayerComparison:
 def _note_lone_window(window: Window, in_c: bool, shared: set[tuple[str, int, int]], result: LayerComparison) -> None:
     """A stage that one run entered once more is a difference; one that only one run was told to dump says nothing."""
     if window.key[:3] not in shared:
-        result.problems.append(f"{window.folder}: the other run has no such layer dump")
+        result.problems.append(tell("{folder}: the other run has no such layer dump", folder=window.folder))
         return
     if window.stage not in result.stages:
         result.stages.append(window.stage)
@@ -170,8 +190,12 @@ def _note_lone_window(window: Window, in_c: bool, shared: set[tuple[str, int, in
 def _compare_window(one: Window, two: Window, result: LayerComparison) -> None:
     content_c, content_d = read_window(one), read_window(two)
     if content_c.level != content_d.level:
-        levels = f"{content_c.level} and {content_d.level}"
-        raise DumpError(f"{one.folder}: the two were dumped at levels {levels}: they hold other events")
+        raise DumpError(
+            tell(
+                "{folder}: the two were dumped at levels {c} and {d}: they hold other events",
+                folder=one.folder, c=content_c.level, d=content_d.level,
+            )
+        )  # fmt: skip
     events_c, events_d = ({event.key: event for event in content.events} for content in (content_c, content_d))
     if one.stage not in result.stages:
         result.stages.append(one.stage)
@@ -206,7 +230,7 @@ def _compare_window(one: Window, two: Window, result: LayerComparison) -> None:
             passes_seen.add(backward)
         result.compared += 1
     if not of_values:
-        raise DumpError(f"{one.folder}: no event of both dumps tells anything of a tensor's values")
+        raise DumpError(tell("{folder}: no event of both dumps tells anything of a tensor's values", folder=one.folder))
 
 
 def _unlike(one: Contents, two: Contents, levels: Counter[Level]) -> list[tuple[str, Level]]:

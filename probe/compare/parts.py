@@ -19,6 +19,7 @@ from typing import Any
 
 from probe.compare.entries import END_OF_STEP, LAST_POSITION, NOTHING_RECORDED, Cell, Entry, KeyDataComparison, Status
 from probe.errors import InternalError
+from probe.language import tell
 from probe.store.index import RankIndex
 from probe.store.reader import Dump
 from probe.store.scan import NAMED
@@ -133,7 +134,7 @@ def merge_parts(a: Dump, b: Dump, last_step: int | None, parts: Iterable[Part]) 
         raise InternalError("the parts of a comparison do not hold each rank once")
     result.problems += [failures[rank] for rank in sorted(failures)[:NAMED]]
     if len(failures) > NAMED:
-        result.problems.append(f"{len(failures) - NAMED} more ranks whose records are damaged")
+        result.problems.append(tell("{count} more ranks whose records are damaged", count=len(failures) - NAMED))
     _compare_step_counts(a, b, last_step, result)
     result.finish()
     return result
@@ -143,13 +144,17 @@ def _unlike_algorithms(a: Dump, b: Dump) -> list[str]:
     """What the two runs digested by different algorithms: one sentence for all, or one for each tag."""
     one, two = a.digest_algorithm, b.digest_algorithm
     if one != two:
-        return [f"digests are of different algorithms ({one}, {two}); only values count"] if one and two else []
+        said = tell("digests are of different algorithms ({a}, {b}); only values count", a=one, b=two)
+        return [said] if one and two else []
     problems: dict[str, None] = {}
     for rank in sorted({*a.ranks, *b.ranks}):
         for tag in sorted({*a.digests_of_tags.get(rank, ()), *b.digests_of_tags.get(rank, ())}):
             of_a, of_b = a.algorithm(rank, tag), b.algorithm(rank, tag)
             if of_a != of_b:
-                problems[f"{tag}: digests are of different algorithms ({of_a}, {of_b}); only values count"] = None
+                said = tell(
+                    "{tag}: digests are of different algorithms ({a}, {b}); only values count", tag=tag, a=of_a, b=of_b
+                )
+                problems[said] = None
     return list(problems)
 
 
@@ -199,7 +204,14 @@ def _compare_step_counts(a: Dump, b: Dump, last_step: int | None, result: KeyDat
     wanted = None if last_step is None else last_step + 1
     for dump, finished in ((a, a.steps_finished), (b, b.steps_finished)):
         if wanted is not None and finished < wanted and dump.complete:
-            result.problems.append(f"{dump.folder}: {finished} of the {wanted} steps that were asked for were run")
+            result.problems.append(
+                tell(
+                    "{folder}: {finished} of the {wanted} steps that were asked for were run",
+                    folder=dump.folder,
+                    finished=finished,
+                    wanted=wanted,
+                )
+            )
     only_a = a.steps_finished > b.steps_finished
     if not (b if only_a else a).complete:
         return  # a problem says so

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from probe.compare.entries import Entry, KeyDataComparison
 from probe.errors import DumpError
+from probe.language import tell
 from probe.store.rollouts import NAMED_AT_RANDOM, RolloutFile, column_of, names_are_random, rows_permuted, unlike_texts
 from probe.store.verl import samples_of
 
@@ -55,7 +56,13 @@ def text_note(entry: Entry) -> str:
     Args:
         entry: The difference.
     """
-    return f"step {entry.step}, {entry.record.tag} of sample {entry.record.path}: {entry.problem}"
+    return tell(
+        "step {step}, {tag} of sample {sample}: {problem}",
+        step=entry.step,
+        tag=entry.record.tag,
+        sample=entry.record.path,
+        problem=entry.problem,
+    )
 
 
 def by_place(files: list[RolloutFile]) -> Files:

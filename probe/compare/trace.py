@@ -20,8 +20,10 @@ from probe.compare.trace_found import (
 )
 from probe.compare.trace_idle import idle_generators
 from probe.errors import DumpError
+from probe.language import join, tell
 from probe.store.trace_events import ITEMS, KIND, NOT_OBSERVED, STAGE, place_in_step, place_of
-from probe.store.trace_reader import TraceFile, TraceReader, Traces, read_traces
+from probe.store.trace_reader import TraceFile, TraceReader
+from probe.store.traces import Traces, read_traces
 
 _NO_PLACE = b"\0"  # no line ends so
 _PARSED = (b'data"', b'not_observed"', b'rng"')
@@ -49,7 +51,7 @@ def compare_traces(a: Path, b: Path, last_step: int | None = None) -> TraceCompa
     for rank in sorted({*left.ranks, *right.ranks}):
         one, two = left.ranks.get(rank), right.ranks.get(rank)
         if (reason := _not_comparable(left, right, one, two, rank)) is not None or one is None or two is None:
-            result.problems.append(reason or f"rank {rank}: no trace")
+            result.problems.append(reason or tell("rank {rank}: no trace", rank=rank))
             continue
         try:
             found, problems = _compare_rank(one, two, last_step)
@@ -66,16 +68,32 @@ def _not_comparable(left: Traces, right: Traces, one: TraceFile | None, two: Tra
     if one is None or two is None:
         has, lacks = (left, right) if two is None else (right, left)
         if lacks.ranks:
-            return f"{lacks.folder}: rank {rank} has no trace; that of {has.folder} was not compared"
-        return f"{lacks.folder}: has no traces; that of rank {rank} in {has.folder} was not compared"
+            return tell(
+                "{folder}: rank {rank} has no trace; that of {other} was not compared",
+                folder=lacks.folder,
+                rank=rank,
+                other=has.folder,
+            )
+        return tell(
+            "{folder}: has no traces; that of rank {rank} in {other} was not compared",
+            folder=lacks.folder,
+            rank=rank,
+            other=has.folder,
+        )
     if left.digest_algorithm != right.digest_algorithm:
-        names = f"{left.digest_algorithm}, {right.digest_algorithm}"
-        return f"rank {rank}: the traces were not compared, their digests are of different algorithms ({names})"
+        return _unlike(rank, join(", ", (str(left.digest_algorithm), str(right.digest_algorithm))))
     named = one.algorithms and two.algorithms
     if one.algorithms != two.algorithms and (named or (one.sealed and two.sealed)):
-        names = " and ".join(", ".join(file.algorithms) or "unnamed" for file in (one, two))
-        return f"rank {rank}: the traces were not compared, their digests are of different algorithms ({names})"
+        return _unlike(rank, join(" and ", (", ".join(file.algorithms) or tell("unnamed") for file in (one, two))))
     return None
+
+
+def _unlike(rank: int, names: str) -> str:
+    return tell(
+        "rank {rank}: the traces were not compared, their digests are of different algorithms ({names})",
+        rank=rank,
+        names=names,
+    )
 
 
 def _compare_rank(one: TraceFile, two: TraceFile, last_step: int | None) -> tuple[RankTrace | None, list[str]]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from probe.compare.cosine import Products
 from probe.compare.ulp import FORMATS, distances
+from probe.language import join, tell
 
 Array = npt.NDArray[Any]
 
@@ -54,8 +55,11 @@ class ValueDifference:
         """What all differing elements have in common when they are the same numbers: the sign of zero, NaN's bits."""
         if self.count != self.only_zeros + self.only_nans:
             return None
-        kinds = [*["the sign of zeros"] * bool(self.only_zeros), *["the payload of NaN"] * bool(self.only_nans)]
-        return " and ".join(kinds)
+        kinds = [
+            *[tell("the sign of zeros")] * bool(self.only_zeros),
+            *[tell("the payload of NaN")] * bool(self.only_nans),
+        ]
+        return join(" and ", kinds)
 
 
 def describe(

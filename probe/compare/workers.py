@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.keys import show_key
+from probe.language import join, tell
 from probe.store import layout
 
 Environments = dict[int, dict[str, Any]]
@@ -95,8 +96,12 @@ def unlike_workers(workers: Environments) -> list[str]:
         mine = dict(_flat(said))
         for key in sorted({*reference, *mine}):
             if reference.get(key) != mine.get(key):
-                sentence = (
-                    f"{show_key(key)} is {_shown(mine.get(key))}, that of rank {first} {_shown(reference.get(key))}"
+                sentence = tell(
+                    "{key} is {value}, that of rank {rank} {reference}",
+                    key=show_key(key),
+                    value=_shown(mine.get(key)),
+                    rank=first,
+                    reference=_shown(reference.get(key)),
                 )
                 found.setdefault(sentence, []).append(rank)
     return _told(found, 0)
@@ -123,9 +128,14 @@ def _unmet(asked: dict[str, Any], effect: dict[str, Any], left_to_script: bool) 
             value = value.get(part) if isinstance(value, dict) else None
         same = value is wanted if isinstance(wanted, bool) else str(value) == str(wanted)
         if not same and (wanted is not False):
-            yield f"{path[-1]} is {_shown(value)}, determinism.{key} asks for {_shown(wanted)}"
+            yield tell(
+                "{name} is {value}, determinism.{key} asks for {wanted}",
+                name=path[-1], value=_shown(value), key=key, wanted=_shown(wanted),
+            )  # fmt: skip
     if asked.get("deterministic_algorithms") is True and effect.get("warn_only") is True:
-        yield "deterministic algorithms only warn (warn_only): an operation without a deterministic form still runs"
+        yield tell(
+            "deterministic algorithms only warn (warn_only): an operation without a deterministic form still runs"
+        )
 
 
 def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -139,16 +149,18 @@ def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def _told(found: dict[str, list[int]], workers: int) -> list[str]:
-    lines = [f"{_ranks(ranks, workers)}{sentence}" for sentence, ranks in list(found.items())[:_MOST_TOLD]]
+    lines: list[str] = [
+        join("", (_ranks(ranks, workers), sentence)) for sentence, ranks in list(found.items())[:_MOST_TOLD]
+    ]
     more = len(found) - len(lines)
-    return [*lines, f"{more} more settings of the workers are like that"] if more > 0 else lines
+    return [*lines, tell("{more} more settings of the workers are like that", more=more)] if more > 0 else lines
 
 
 def _ranks(ranks: list[int], workers: int) -> str:
     if workers == 1:
         return ""
     if len(ranks) == workers:
-        return "all ranks: "
+        return tell("all ranks: ")
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
@@ -156,9 +168,12 @@ def _ranks(ranks: list[int], workers: int) -> str:
         else:
             spans.append([rank, rank])
     named = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans[:8])
-    return f"rank{'s' * (len(ranks) > 1)} {named}{', …' if len(spans) > 8 else ''}: "
+    named += ", …" if len(spans) > 8 else ""
+    return tell("ranks {ranks}: ", ranks=named) if len(ranks) > 1 else tell("rank {ranks}: ", ranks=named)
 
 
 def _shown(value: Any) -> str:
-    text = "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None:
+        return tell("not set")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -281,6 +281,8 @@ def read_override(override: str) -> tuple[str, Any]:
 
 def _apply(raw: dict[str, Any], override: str) -> None:
     key, value = read_override(override)
+    if key.startswith("determinism.") and raw.get("determinism") == "enforce":
+        raw["determinism"] = {"enforce": True}  # what the word stands for
     put(raw, key, value, "--set")
 
 

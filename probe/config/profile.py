@@ -11,6 +11,7 @@ from probe.config.mindspeed import MindSpeedRLTrainer
 from probe.config.trainers import CommandTrainer, IntegratedTrainer, ScriptTrainer
 from probe.config.training import NOT_INTEGRATED, TrainingConfig
 from probe.config.verl import VerlTrainer
+from probe.language import join, tell
 from probe.types import ROLES_OF_STAGE, DigestPlace, Stage
 
 _WITH_GRADIENTS = (None, "actor_update", "critic_update")
@@ -103,6 +104,18 @@ class Record(StrictModel):
     then inconclusive, too."""
 
 
+VARIABLES = {
+    "cublas_workspace_config": ("CUBLAS_WORKSPACE_CONFIG",),
+    "hccl_deterministic": ("HCCL_DETERMINISTIC",),
+    "lccl_deterministic": ("LCCL_DETERMINISTIC",),
+    "atb_matmul_shuffle_k_enable": ("ATB_MATMUL_SHUFFLE_K_ENABLE",),
+    "close_matmul_k_shift": ("CLOSE_MATMUL_K_SHIFT",),
+    "python_hash_seed": ("PYTHONHASHSEED",),
+    "num_threads": ("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+}
+"""Keys of ``determinism``, and the variables that each sets for the trainer."""
+
+
 class Determinism(StrictModel):
     """What the trainer is asked for. What is in effect is in each run's ``environment.json``.
 
@@ -126,7 +139,8 @@ class Determinism(StrictModel):
     close_matmul_k_shift: str | None = "1"
     """CLOSE_MATMUL_K_SHIFT: the same for CANN's."""
     python_hash_seed: int | None = Field(default=0, ge=0)
-    """PYTHONHASHSEED: order of sets of strings; null leaves it random."""
+    """PYTHONHASHSEED: order of sets of strings; null leaves it random. Of a script, all variables that this section
+    does not name are null, unless ``enforce`` is true: it runs as it does without a check."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of one CPU operation (OMP_NUM_THREADS, MKL_NUM_THREADS); null leaves the machine's default."""
 
@@ -140,19 +154,15 @@ class Determinism(StrictModel):
         return given
 
     @property
+    def asked_for(self) -> dict[str, Any]:
+        """What a process is asked for, for its ``environment.json``."""
+        return self.model_dump(exclude={"enforce"})
+
+    @property
     def environment(self) -> dict[str, str]:
         """The variables to set before the trainer's interpreter starts."""
-        values = {
-            "CUBLAS_WORKSPACE_CONFIG": self.cublas_workspace_config,
-            "HCCL_DETERMINISTIC": self.hccl_deterministic,
-            "LCCL_DETERMINISTIC": self.lccl_deterministic,
-            "ATB_MATMUL_SHUFFLE_K_ENABLE": self.atb_matmul_shuffle_k_enable,
-            "CLOSE_MATMUL_K_SHIFT": self.close_matmul_k_shift,
-            "PYTHONHASHSEED": self.python_hash_seed,
-            "OMP_NUM_THREADS": self.num_threads,
-            "MKL_NUM_THREADS": self.num_threads,
-        }
-        return {name: str(value) for name, value in values.items() if value is not None}
+        values = ((name, getattr(self, key)) for key, names in VARIABLES.items() for name in names)
+        return {name: str(value) for name, value in values if value is not None}
 
 
 class Fault(StrictModel):
@@ -222,6 +232,15 @@ class Profile(StrictModel):
     faults: list[Fault] = Field(default_factory=list)
     """Planted faults, for the integrated trainer."""
 
+    @model_validator(mode="after")
+    def _a_script_runs_as_it_is(self) -> Profile:
+        if isinstance(self.trainer, ScriptTrainer) and not self.determinism.enforce:
+            given = self.determinism.model_fields_set
+            left = {name: None for name in VARIABLES if name not in given}
+            # every key counts as given from here on, as in the profile that a check writes
+            object.__setattr__(self, "determinism", self.determinism.model_copy(update=left))
+        return self
+
     @property
     def first_step(self) -> int:
         """The number that the trainer gives to its first training step."""
@@ -237,12 +256,17 @@ class Profile(StrictModel):
         """What to say before the training starts: settings that have less effect than they seem to."""
         if self.trainer.kind != "integrated":
             return []
-        said = [f"trainer.config.{sentence}" for sentence in self.trainer.config.beyond_the_end]
+        said: list[str] = [join("", ("trainer.config.", sentence)) for sentence in self.trainer.config.beyond_the_end]
         last = self.last_step
         for index, fault in enumerate(self.faults):
             if last is not None and fault.step is not None and fault.step > last:
                 said.append(
-                    f"faults.{index}.step is {fault.step}, the last step that is recorded {last}: nobody sees it"
+                    tell(
+                        "faults.{index}.step is {step}, the last step that is recorded {last}: nobody sees it",
+                        index=index,
+                        step=fault.step,
+                        last=last,
+                    )
                 )
         return said
 

@@ -14,6 +14,7 @@ from probe.config.algorithm import RLConfig
 from probe.config.base import StrictModel
 from probe.config.msprobe import MsprobeConfig
 from probe.config.optimizer import ActorConfig, CriticConfig
+from probe.language import tell
 
 NOT_INTEGRATED = "rl_config.use_integrated_worker is false: only integrated mode is recorded; set it to true"
 
@@ -130,16 +131,30 @@ class TrainingConfig(StrictModel):
         """What is said of layer dumps that get less than is asked for: a sentence for each key."""
         section, last = self.msprobe_config, self.megatron_training.train_iters - 1
         tokens = self.generate_config.sampling_config.max_tokens
-        said = []
+        said: list[str] = []
         if section.critic_train_dump and self.megatron_training.stage != "ray_ppo":
             stage = self.megatron_training.stage
-            said.append(f"msprobe_config.critic_train_dump is true, but {stage} has no critic: it dumps nothing")
+            said.append(
+                tell(
+                    "msprobe_config.critic_train_dump is true, but {stage} has no critic: it dumps nothing", stage=stage
+                )
+            )
         if section.chosen_stages and section.step_end > last:
-            said.append(f"msprobe_config.step_end is {section.step_end}, the last step {last}: layers end there")
+            said.append(
+                tell(
+                    "msprobe_config.step_end is {step_end}, the last step {last}: layers end there",
+                    step_end=section.step_end,
+                    last=last,
+                )
+            )
         if section.actor_infer_dump and section.token_range_end >= tokens:
             said.append(
-                f"msprobe_config.token_range_end is {section.token_range_end}, but at most {tokens} tokens are"
-                " generated (sampling_config.max_tokens): layers end there"
+                tell(
+                    "msprobe_config.token_range_end is {token}, but at most {tokens} tokens are generated"
+                    " (sampling_config.max_tokens): layers end there",
+                    token=section.token_range_end,
+                    tokens=tokens,
+                )
             )
         return said
 

@@ -44,12 +44,19 @@ def with_values(source: str, text: str, values: Mapping[str, Any]) -> str:
 
 def _loaded(source: str, text: str) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(text)
+        found = _unshared(yaml.safe_load(text))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(source, "", f"not valid YAML ({' '.join(str(error).split())[:200]})") from error
     if not isinstance(found, dict | None):
         raise ConfigError(source, "", f"must be a mapping of sections, not {type(found).__name__}")
     return found or {}
+
+
+def _unshared(value: Any) -> Any:
+    """The same values, of which an alias has its own."""
+    if isinstance(value, dict):
+        return {key: _unshared(child) for key, child in value.items()}
+    return [_unshared(child) for child in value] if isinstance(value, list) else value
 
 
 def _put(mapping: dict[str, Any], parts: list[str], value: Any) -> None:

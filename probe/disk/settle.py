@@ -18,6 +18,7 @@ from probe.disk.sizes import folder_size, show_size
 from probe.errors import FirstdiffError
 from probe.history import PastCheck, note_size, past_checks, record
 from probe.keys import CONFIGURATIONS
+from probe.language import tell
 from probe.launch import dump_folder, is_running
 from probe.store.packing import is_packed, pack, unpacked
 from probe.store.reduction import is_reduced, reduce
@@ -55,7 +56,7 @@ def compress(folder: Path) -> int:
             packed = pack(dump)
             saved += packed.saved if packed else 0
     if saved > 0:
-        log.info("the dumps are compressed: %s less", show_size(saved))
+        log.info("%s", tell("the dumps are compressed: {size} less", size=show_size(saved)))
     return saved
 
 
@@ -67,7 +68,8 @@ def keep_digests(folder: Path) -> None:
             _reduce(dump)
     saved = before - folder_size(folder)
     if saved > 0:
-        log.info("values were removed from %s, digests are kept: %s less", folder.name, show_size(saved))
+        gained = {"check": folder.name, "size": show_size(saved)}
+        log.info("%s", tell("values were removed from {check}, digests are kept: {size} less", **gained))
 
 
 def expire(checks: Iterable[PastCheck], now: datetime | None = None) -> list[Path]:

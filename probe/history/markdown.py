@@ -13,41 +13,56 @@ from datetime import datetime
 
 from probe.history.checks import PastCheck
 from probe.history.story import Change, Story
+from probe.language import join, recall, said, tell, verdict_word
 
 CHANGES = 20
 """Most changes of one story that are listed; all are counted."""
 _LONGEST = 120
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#|~!$^])")
-_UNSAID = {"configuration": "the configuration", "environment": "the environment", "code": "the code's revision"}
+_UNSAID = {
+    "configuration": tell("the configuration"),
+    "environment": tell("the environment"),
+    "code": tell("the code's revision"),
+}
+
+
+_PARTS = {"configuration": tell("configuration"), "environment": tell("environment"), "code": tell("code")}
 
 
 def summary_markdown(told: Sequence[Story]) -> str:
-    """A summary of some stories: one table of all, then what there is to say of each that is not identical.
+    """A summary of some stories in the language that is spoken here: one table, then what there is to say of each.
 
     Args:
         told: What ``stories`` gave.
     """
     if not told:
-        return "No checks yet.\n"
+        return said(tell("No checks yet.\n"))
     rows = [[escape(cell) for cell in row] for row in overview(told)]
-    lines = [_row(OVERVIEW), _row(["---"] * len(OVERVIEW)), *map(_row, rows), ""]
+    lines = [_row([said(column) for column in OVERVIEW]), _row(["---"] * len(OVERVIEW)), *map(_row, rows), ""]
     for story in told:
         if story.divergent or story.latest.verdict == "inconclusive" or story.flaky:
             lines += _section(story)
     return "\n".join(lines)
 
 
-OVERVIEW = ("Profile", "Latest check (UTC)", "Verdict", "Divergent since", "Cause", "Checks")
+OVERVIEW = (
+    tell("Profile"),
+    tell("Latest check (UTC)"),
+    tell("Verdict"),
+    tell("Divergent since"),
+    tell("Cause"),
+    tell("Checks"),
+)
 """Columns of ``overview``."""
 
 
 def overview(told: Sequence[Story]) -> list[list[str]]:
-    """One row for each story, as plain text."""
+    """One row for each story, as text without markup."""
     return [
         [
             story.name,
             _moment(story.latest.time),
-            story.latest.verdict,
+            verdict_word(story.latest.verdict),
             _moment(story.divergent[0].time) if story.divergent else "",
             cause_of(story.divergent[-1]) if story.divergent else "",
             str(len(story.checks)),
@@ -58,79 +73,91 @@ def overview(told: Sequence[Story]) -> list[list[str]]:
 
 def sentences(story: Story) -> list[str]:
     """What there is to say of a story, one plain sentence each."""
-    said: list[str] = []
+    found: list[str] = []
     latest = story.latest
     if latest.verdict == "inconclusive":
-        said.append(f"The latest check is inconclusive: {latest.error or 'it says not why'}.")
+        why = recall(latest.error) if latest.error else tell("it says not why")
+        found.append(tell("The latest check is inconclusive: {why}.", why=why))
     if not story.divergent:
-        if story.last_identical is not None:
-            said.append(f"Its latest verdict is {story.last_identical.verdict}, of {when(story.last_identical.time)}.")
+        if (last := story.last_identical) is not None:
+            verdict = verdict_word(last.verdict)
+            found.append(tell("Its latest verdict is {verdict}, of {time}.", verdict=verdict, time=when(last.time)))
     else:
-        said += _divergent(story)
+        found += _divergent(story)
     if story.flaky:
-        said.append(
-            f"Flaky: with the same configuration, environment and code the verdict changed {story.switches} times."
+        found.append(
+            tell(
+                "Flaky: with the same configuration, environment and code the verdict changed {count} times.",
+                count=story.switches,
+            )
         )
-    return said
+    return found
 
 
 def _divergent(story: Story) -> list[str]:
     first, latest, last = story.divergent[0], story.divergent[-1], story.last_identical
     count = len(story.divergent)
-    said = [
-        f"New: divergent for the first time, {when(first.time)}."
-        if story.is_new and story.same_cause is None
-        else f"Divergent since {when(first.time)} ({count} check{'s' * (count > 1)})."
-    ]
-    said.append(f"First difference: {place_of(latest)}; cause: {cause_of(latest)}.")
-    if last is None:
-        said.append("No earlier check was identical: what changed is not known.")
+    found: list[str] = []
+    if story.is_new and story.same_cause is None:
+        found.append(tell("New: divergent for the first time, {time}.", time=when(first.time)))
+    elif count == 1:
+        found.append(tell("Divergent since {time} ({count} check).", time=when(first.time), count=count))
     else:
-        said.append(f"The last identical check was {when(last.time)}; {_what_changed(story)}.")
+        found.append(tell("Divergent since {time} ({count} checks).", time=when(first.time), count=count))
+    place = {"place": place_of(latest), "cause": cause_of(latest)}
+    found.append(tell("First difference: {place}; cause: {cause}.", **place))
+    if last is None:
+        found.append(tell("No earlier check was identical: what changed is not known."))
+    else:
+        changed = _what_changed(story)
+        found.append(tell("The last identical check was {time}; {changed}.", time=when(last.time), changed=changed))
     if story.same_cause is True and story.cause_since is not None:
-        since = story.cause_since
-        said.append(f"The cause is the same as before, since {when(since.time)}." if count > 1 else _AS_EARLIER)
+        since = tell("The cause is the same as before, since {time}.", time=when(story.cause_since.time))
+        found.append(since if count > 1 else _AS_EARLIER)
     elif story.same_cause is False:
-        said.append("The cause is another than before.")
-    return said
+        found.append(tell("The cause is another than before."))
+    return found
 
 
-_AS_EARLIER = "The cause is the same as that of the divergent check before."
+_AS_EARLIER = tell("The cause is the same as that of the divergent check before.")
 
 
 def _what_changed(story: Story) -> str:
-    unknown = " and ".join(_UNSAID[part] for part in story.unknown)
-    unsaid = f"{unknown} cannot be compared" if unknown else ""
+    unknown = join(" and ", (_UNSAID[part] for part in story.unknown))
+    unsaid = tell("; {parts} cannot be compared", parts=unknown) if unknown else ""
     if not story.changes:
-        return f"between the two, nothing that is recorded changed{'; ' * bool(unsaid)}{unsaid}"
+        return tell("between the two, nothing that is recorded changed{unsaid}", unsaid=unsaid)
     total = len(story.changes) + story.changes_left_out
-    named = ", ".join(in_words(change) for change in story.changes[:3])
-    named += f" and {total - 3} more" if total > 3 else ""
-    return f"between the two changed: {named}{'; ' * bool(unsaid)}{unsaid}"
+    named = join(", ", (in_words(change) for change in story.changes[:3]))
+    named += tell(" and {more} more", more=total - 3) if total > 3 else ""
+    return tell("between the two changed: {changes}{unsaid}", changes=named, unsaid=unsaid)
 
 
 def in_words(change: Change) -> str:
-    """A change as plain text."""
-    key = f"{change.key} of the code" if change.part == "code" else change.key
-    return f"{cut(key)} ({value(change.before)} to {value(change.after)})"
+    """A change as text without markup."""
+    key = tell("{key} of the code", key=change.key) if change.part == "code" else cut(change.key)
+    return tell("{key} ({before} to {after})", key=key, before=value(change.before), after=value(change.after))
 
 
 def _section(story: Story) -> list[str]:
     lines = [f"### {escape(story.name)}", "", *(f"- {escape(sentence)}" for sentence in sentences(story)), ""]
     if story.changes:
-        lines += [_row(["Changed", "Key", "Before", "After"]), _row(["---"] * 4)]
+        columns = (tell("Changed"), tell("Key"), tell("Before"), tell("After"))
+        lines += [_row([said(column) for column in columns]), _row(["---"] * 4)]
         for change in story.changes[:CHANGES]:
-            cells = [change.part, change.key, value(change.before), value(change.after)]
+            cells = [said(_PARTS[change.part]), change.key, value(change.before), value(change.after)]
             lines.append(_row([escape(cut(cell)) for cell in cells]))
         more = len(story.changes) - CHANGES + story.changes_left_out
-        lines += ["", *([f"{more} more changed.", ""] if more > 0 else [])]
+        lines += ["", *([said(tell("{more} more changed.", more=more)), ""] if more > 0 else [])]
     return lines
 
 
 def place_of(check: PastCheck) -> str:
     """Where a check's first difference is."""
     first = check.first or {}
-    return f"step {first.get('step')}, {first.get('stage') or 'no stage'}" if first else "not known"
+    if not first:
+        return tell("not known")
+    return tell("step {step}, {stage}", step=first.get("step"), stage=first.get("stage") or tell("no stage"))
 
 
 def cause_of(check: PastCheck) -> str:
@@ -160,13 +187,15 @@ def cut(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Text as markdown that shows it, whatever it holds: no markup, no HTML, no link, one line.
+    r"""Text as markdown that shows it in the language that is spoken here: no markup, no HTML, no link, one line.
 
     Example:
         >>> escape("a|b <i> [x](http://y)")
         'a\\|b &lt;i&gt; \\[x\\]\\(http&#58;//y\\)'
     """
-    plain = "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in text)
+    plain = "".join(
+        c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in said(text)
+    )
     marked = _SPECIAL.sub(r"\\\1", html.escape(" ".join(plain.split()), quote=False))
     unlinked = marked.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
     return re.sub(r"^([-+=>]|\d+(?=[.)]))", r"&#8203;\1", unlinked)

@@ -9,6 +9,7 @@ from probe.launch.finished import begin_run, forget_results, is_finished
 from probe.launch.follow import follow
 from probe.launch.hosts import leading
 from probe.launch.launcher import CommandLauncher, IntegratedLauncher, Launcher, launcher_for
+from probe.launch.mindspeed_rl import MindSpeedRLLauncher
 from probe.launch.plan import check_folder, dump_folder, records_as_it_trains, run_spec, training_steps
 from probe.launch.process import run_process
 
@@ -16,6 +17,7 @@ __all__ = [
     "CommandLauncher",
     "IntegratedLauncher",
     "Launcher",
+    "MindSpeedRLLauncher",
     "abandoned_checks",
     "begin_run",
     "check_folder",

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from probe.language import recall, tell
 from probe.store.writer import write_json
 
 _LONGEST = 300
@@ -51,7 +52,7 @@ class Failure:
             text = _end_of(file)
             words = _last_words(text) or words
             spoke = max(spoke, file.stat().st_mtime if text else 0.0)
-        return cls(rank, status, noticed, spoke, words or "it printed nothing", host)
+        return cls(rank, status, noticed, spoke, words or tell("it printed nothing"), host)
 
     @property
     def order(self) -> tuple[bool, bool, int, float, int]:
@@ -63,12 +64,12 @@ class Failure:
     @property
     def sentence(self) -> str:
         """What happened, for a person."""
-        where = f" on {self.host}" if self.host else ""
+        rank = tell("rank {rank} on {host}", rank=self.rank, host=self.host) if self.host else None
+        rank = rank or tell("rank {rank}", rank=self.rank)
+        words = recall(self.last_words)
         if self.status >= 0:
-            how = f"failed with exit status {self.status}"
-        else:
-            how = f"was ended by {_signal_name(-self.status)}"
-        return f"rank {self.rank}{where} {how}: {self.last_words}"
+            return tell("{rank} failed with exit status {status}: {words}", rank=rank, status=self.status, words=words)
+        return tell("{rank} was ended by {name}: {words}", rank=rank, name=_signal_name(-self.status), words=words)
 
 
 def first_failure(failures: Iterable[Failure]) -> Failure | None:

@@ -24,7 +24,11 @@ from omegaconf import OmegaConf
 folder, name, *overrides = sys.argv[1:]
 with initialize_config_dir(config_dir=folder, version_base=None):
     found = compose(config_name=name, overrides=overrides)
-print("composed " + json.dumps(OmegaConf.to_container(found, resolve=True), default=str))
+try:
+    values = OmegaConf.to_container(found, resolve=True)
+except Exception:  # what only a run of hydra's own can resolve
+    values = OmegaConf.to_container(found, resolve=False)
+print("composed " + json.dumps(values, default=str))
 """
 
 

@@ -17,13 +17,13 @@ from probe.config import (
     VerlTrainer,
     to_yaml,
 )
+from probe.language import tell
 from probe.launch.mindspeed_rl import MindSpeedRLLauncher
-from probe.launch.observed import forget, problems, why_nothing
+from probe.launch.observed import why_nothing
 from probe.launch.running import Start
 from probe.launch.verl import VerlLauncher
-from probe.launch.whole import found_command, run_whole
+from probe.launch.whole import found_command, run_whole, run_with_word
 from probe.store.layers import msprobe_missing
-from probe.store.writer import mark_incomplete
 from probe.types import SWITCH_OF_STAGE, RunSpec
 
 _NO_COMPILE = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
@@ -145,7 +145,7 @@ class CommandLauncher:
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the command to its end. See ``Launcher``."""
-        run_whole(self._profile, self.start, folder, spec)
+        run_with_word(self._profile, self.start, folder, spec)
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """The command, with ``probe`` importable and the spec in its environment. See ``Launcher``."""
@@ -167,7 +167,9 @@ class ScriptLauncher:
 
     def cannot_dump_layers(self) -> str | None:
         """Msprobe knows the six stages of a PPO-like step; a script's are others. See ``Launcher``."""
-        return "msprobe dumps the stages of a PPO-like step, and a script has others; its traces have every module"
+        return tell(
+            "msprobe dumps the stages of a PPO-like step, and a script has others; its traces have every module"
+        )
 
     def preflight(self) -> list[str]:
         """Nothing is known of a script's own configuration. See ``Launcher``."""
@@ -175,12 +177,7 @@ class ScriptLauncher:
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the command to its end. See ``Launcher``."""
-        try:
-            run_whole(self._profile, self.start, folder, spec, partial(why_nothing, folder))
-        finally:
-            if told := problems(folder):
-                mark_incomplete(Path(spec.dump_path), "; ".join(told))
-            forget(folder)
+        run_with_word(self._profile, self.start, folder, spec, partial(why_nothing, folder))
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """The command. See ``Launcher``."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from probe.config import MindSpeedRLTrainer, Profile
 from probe.errors import ConfigError
+from probe.language import tell
 from probe.launch.finished import note_finished
 from probe.launch.hydra_compose import compose
 from probe.launch.mindspeed_config import (
@@ -30,28 +31,16 @@ from probe.launch.mindspeed_config import (
     write_runtime_env,
 )
 from probe.launch.mindspeed_requirements import ENVIRONMENT, VARIABLES
-from probe.launch.observed import forget, lasting_offer, problems, why_nothing_of_ranks
+from probe.launch.observed import lasting_offer, why_nothing_of_ranks
 from probe.launch.requirements import Requirement, refuse, unmet, value_at
 from probe.launch.running import MARK, Ended, Start
-from probe.launch.whole import found_command, run_whole
+from probe.launch.whole import found_command, run_with_word
 from probe.masking import is_secret
 from probe.store.adopting import adopt
 from probe.store.layers import msprobe_missing
-from probe.store.writer import mark_incomplete
 from probe.types import RunSpec
 
 ADAPTER = "mindspeed_rl"
-_LOSSY = (
-    "depth dumps compares what msprobe keeps: key data is converted to float32 (integers above 2^24 lose digits), of"
-    " the layers there are only max, min, mean and norm, and of weights and random states nothing; depth trace has"
-    " exact digests"
-)
-_NOT_KNOWN = "depth dumps: what is in effect in the workers is not recorded; msprobe keeps no such thing"
-_CACHE = (
-    "MindSpeed-RL keeps index files (*.npy) beside the data set and reads them again: its documentation asks to remove"
-    " those of an earlier configuration before a comparison"
-)
-_SAVES = "each run saves a checkpoint when it ends, as MindSpeed-RL always does"
 
 
 class MindSpeedRLLauncher:
@@ -80,17 +69,22 @@ class MindSpeedRLLauncher:
         held = lacking(checkout, Path(f"CHECK{os.sep}"))
         if not self._profile.determinism.enforce:
             refuse(str(checkout.file), checkout.found, held)
-        said = [
-            f"{checkout.config}: {one.key} is set to {_shown(one.value)} (determinism: enforce); else {one.why}"
+        said: list[str] = [
+            tell(
+                "{config}: {key} is set to {value} (determinism: enforce)",
+                config=checkout.config,
+                key=one.key,
+                value=_shown(one.value),
+            )
             for one in held
         ]
         steps, iterations = self._profile.check.steps, checkout.iterations
         if steps is not None and steps != iterations:
-            said.append(f"{checkout.config}: megatron_training.train_iters is set to {steps} (check.steps)")
-        if value_at(checkout.found, "megatron_training.no_shuffle") is not True:
-            said.append(_CACHE)
-        said.append(_SAVES)
-        return [*said, *((_LOSSY, _NOT_KNOWN) if self._trainer.depth == "dumps" else ())]
+            name = checkout.config
+            said.append(
+                tell("{config}: megatron_training.train_iters is {steps} (check.steps)", config=name, steps=steps)
+            )
+        return [*said, *_reservations(self._trainer, checkout)]
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the training to its end. See ``Launcher``."""
@@ -98,14 +92,9 @@ class MindSpeedRLLauncher:
         own = self._own(spec, checkout)
         if self._trainer.depth == "dumps":
             closing = partial(self._adopt, own, checkout)
-            run_whole(self._profile, self.start, folder, own, partial(_nothing_dumped, folder), closing)
+            run_with_word(self._profile, self.start, folder, own, partial(_nothing_dumped, folder), closing)
         else:
-            try:
-                run_whole(self._profile, self.start, folder, own, partial(why_nothing_of_ranks, folder))
-            finally:
-                if told := problems(folder):
-                    mark_incomplete(Path(spec.dump_path), "; ".join(told))
-                forget(folder)
+            run_with_word(self._profile, self.start, folder, own, partial(why_nothing_of_ranks, folder))
         note_finished(folder, spec)  # of what was asked for
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
@@ -203,8 +192,30 @@ def _nothing_dumped(folder: Path) -> str:
     """Why MindSpeed-RL's own class recorded nothing, in one sentence."""
     log = (folder / "trainer.log").read_text(encoding="utf-8", errors="replace")
     if "import msprobe error" in log:
-        return "nothing was recorded: MindSpeed-RL could not import msprobe; pip install mindstudio-probe there"
-    return "nothing was recorded: MindSpeed-RL ended well, and its class MsProbe saved no key data"
+        return tell("nothing was recorded: MindSpeed-RL could not import msprobe; pip install mindstudio-probe there")
+    return tell("nothing was recorded: MindSpeed-RL ended well, and its class MsProbe saved no key data")
+
+
+def _reservations(trainer: MindSpeedRLTrainer, checkout: Checkout) -> list[str]:
+    """What a check of MindSpeed-RL does not see, and what it leaves."""
+    said: list[str] = []
+    if value_at(checkout.found, "megatron_training.no_shuffle") is not True:
+        said.append(
+            tell(
+                "MindSpeed-RL keeps index files (*.npy) beside the data set and reads them again: remove those of an"
+                " earlier configuration before a comparison, as its documentation asks"
+            )
+        )
+    said.append(tell("each run saves a checkpoint when it ends, as MindSpeed-RL always does"))
+    if trainer.depth == "dumps":
+        said.append(
+            tell(
+                "depth dumps compares what msprobe keeps: key data as float32 (integers above 2^24 lose digits), of the"
+                " layers only max, min, mean and norm, of weights, random states and the workers' settings nothing;"
+                " depth trace has exact digests of all of it"
+            )
+        )
+    return said
 
 
 def _quoted(value: object) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from probe.adapters import bootstrap, ray_workers
+from probe.language import join, tell
 
 _FOLDER = bootstrap.SEEN
 _BOOTSTRAP = "bootstrap"
@@ -66,8 +67,23 @@ def problems(folder: Path) -> list[str]:
     Args:
         folder: The run's folder.
     """
-    said = sorted({file.read_text(encoding="utf-8") for file in (folder / _FOLDER).glob("problem-*")})
-    said += _of_another_ray(folder)
+    return _few([*_said(folder, "problem-*"), *_of_another_ray(folder)])
+
+
+def notes(folder: Path) -> list[str]:
+    """What people should know of how a run was observed, one sentence each.
+
+    Args:
+        folder: The run's folder.
+    """
+    return _few(_said(folder, "note-*"))
+
+
+def _said(folder: Path, names: str) -> list[str]:
+    return sorted({file.read_text(encoding="utf-8") for file in (folder / _FOLDER).glob(names)})
+
+
+def _few(said: list[str]) -> list[str]:
     more = [f"and {len(said) - _MOST} more"] if len(said) > _MOST else []
     return [*said[:_MOST], *more]
 
@@ -78,9 +94,11 @@ def _of_another_ray(folder: Path) -> list[str]:
     if not elsewhere.exists() or (folder / _FOLDER / ray_workers.WORKER).exists():
         return []
     return [
-        f"the script uses a Ray that was running already ({elsewhere.read_text(encoding='utf-8')}), whose workers are"
-        " not observed: unset RAY_ADDRESS, give ray.init address='local', or stop that Ray, so that the script starts"
-        " one of its own"
+        tell(
+            "the script uses a Ray that was running already ({address}), whose workers are not observed: unset"
+            " RAY_ADDRESS, give ray.init address='local', or stop that Ray, so that the script starts one of its own",
+            address=elsewhere.read_text(encoding="utf-8"),
+        )
     ]
 
 
@@ -101,17 +119,20 @@ def why_nothing(folder: Path) -> str:
     """
     seen = {file.name for file in (folder / _FOLDER).glob("*")}
     if told := problems(folder):
-        return f"nothing was recorded: {'; '.join(told)}"
+        return tell("nothing was recorded: {problems}", problems=join("; ", told))
     if "recorded" in seen:
-        return "nothing was recorded before the script ended"
+        return tell("nothing was recorded before the script ended")
     if "torch" in seen:
-        return (
+        return tell(
             "the script imported torch, and called no module (torch.nn.Module) that could be seen: there is nothing to"
             " compare; trainer.compile=eager shows those inside compiled functions"
         )
     if "python" in seen:
-        return "no Python process of the command imported torch: there is nothing to compare"
-    return (
+        return tell(
+            "no Python process of the command imported torch: there is nothing to compare; those that it starts with"
+            " -I, -E or -S, or with a PYTHONPATH of their own, are not seen"
+        )
+    return tell(
         "no Python process of the command reported in: it runs none, or with -I, -E or -S, or with a PYTHONPATH of its"
         " own"
     )
@@ -127,8 +148,10 @@ def why_nothing_of_ranks(folder: Path) -> str:
     if told := problems(folder):
         return f"nothing was recorded: {'; '.join(told)}"
     if "python" not in seen:
-        return "no Python process of the trainer reported in: with -I, -E or -S, or a PYTHONPATH of its own, none does"
+        return tell(
+            "no Python process of the trainer reported in: with -I, -E or -S, or a PYTHONPATH of its own, none does"
+        )
     modules = sorted({name for watched in bootstrap.WATCHED_OF.values() for name in watched} & seen)
     if not modules:
-        return "no process imported what is observed; is trainer.script the one that trains?"
-    return f"{', '.join(modules)} was imported, and no process recorded a step with it"
+        return tell("no process imported what is observed; is trainer.script the one that trains?")
+    return tell("{modules} was imported, and no process recorded with it", modules=", ".join(modules))

@@ -65,7 +65,7 @@ def run_spec(
         last_step=last_step,
         step=profile.trainer.step if profile.trainer.kind == "script" else "auto",
         on_error=profile.record.on_error,
-        determinism={**profile.determinism.model_dump(exclude={"enforce"}), **seeds},
+        determinism={**profile.determinism.asked_for, **seeds},
         configuration=masked_profile(profile.model_dump(mode="json")),
     )
 

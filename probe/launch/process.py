@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from probe.errors import HangError, InternalError, TrainerError
+from probe.language import tell
 from probe.launch.stacks import dump_stacks
 from probe.launch.watched import Watched
 from probe.masking import Masker
@@ -100,9 +101,8 @@ def run_process(
             output.close()
             os.close(read_end)
     if status:
-        last = next((line.strip() for line in reversed(output.tail) if line.strip()), "it printed nothing")
-        message = f"{_how_it_ended(status)}: {last[:300]}"
-        raise TrainerError(message, status, output.tail_text)
+        last = next((line.strip()[:300] for line in reversed(output.tail) if line.strip()), tell("it printed nothing"))
+        raise TrainerError(_how_it_ended(status, last), status, output.tail_text)
 
 
 class _Output:
@@ -197,7 +197,7 @@ def _watch(
             if reason is not None:
                 raise TrainerError(reason, None, output.tail_text)
         if time_limit is not None and now - start > time_limit:
-            raise HangError(f"the trainer ran longer than {time_limit:g} s (trainer.time_limit)")
+            raise HangError(tell("the trainer ran longer than {limit:g} s (trainer.time_limit)", limit=time_limit))
         if stall_seconds is None:
             continue
         if now - looked > min(_POLL_SECONDS * 10, stall_seconds / _LOOKS_IN_A_STALL):  # looking costs file accesses
@@ -205,15 +205,16 @@ def _watch(
         if (output.bytes_read, signs) != seen:
             seen, last_change = (output.bytes_read, signs), now
         elif now - last_change > stall_seconds:
-            raise HangError(f"the trainer made no progress for {stall_seconds:g} s (trainer.stall_seconds)")
+            why = tell("the trainer made no progress for {limit:g} s (trainer.stall_seconds)", limit=stall_seconds)
+            raise HangError(why)
     return status
 
 
-def _how_it_ended(status: int) -> str:
+def _how_it_ended(status: int, last: str) -> str:
     if status > 0:
-        return f"the trainer failed with exit status {status}"
+        return tell("the trainer failed with exit status {status}: {last}", status=status, last=last)
     try:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    return f"the trainer was ended by {name}"
+    return tell("the trainer was ended by {name}: {last}", name=name, last=last)

@@ -13,6 +13,7 @@ from pathlib import Path
 from probe.adapters.bootstrap import TRAINER
 from probe.config import Profile
 from probe.errors import DumpError, HangError, TrainerError
+from probe.language import join, tell
 from probe.launch.devices import devices_in_use
 from probe.launch.failures import Failure, read_failures
 from probe.launch.gather import gather
@@ -119,7 +120,7 @@ def _run(
     spec_file.write_text(spec.to_json(), encoding="utf-8")
     command, told, script = start.command, False, profile.trainer.kind == "script"
     observed = script or start.adapter is not None
-    if observed:
+    if profile.trainer.kind != "integrated":
         await_word(folder)
 
     def asked() -> str | None:
@@ -167,7 +168,7 @@ def _run(
                 masker=masker,
             )
         except HangError as error:
-            reason = f"{error}; {_last_step(Path(spec.dump_path))}"
+            reason = join("; ", (str(error), _last_step(Path(spec.dump_path))))
             return Ended(reason, log_tail=error.log_tail, told=told, hung=True)
         except TrainerError as error:
             failed = [replace(each, last_words=masker.text(each.last_words)) for each in read_failures(failures)]
@@ -200,6 +201,6 @@ def _last_step(dump: Path) -> str:
     except DumpError:
         manifest = None
     if manifest is None:
-        return "it had recorded nothing"
+        return tell("it had recorded nothing")
     done = manifest.steps_finished
-    return f"the last step that it finished is {done - 1}" if done else "it had finished no step"
+    return tell("the last step that it finished is {step}", step=done - 1) if done else tell("it had finished no step")

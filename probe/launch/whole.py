@@ -11,11 +11,14 @@ from pathlib import Path
 
 from probe.config import Profile
 from probe.errors import HangError, TrainerError
+from probe.language import recall, tell
 from probe.launch.failures import first_failure
 from probe.launch.finished import note_finished
 from probe.launch.hosts import run_on_all
+from probe.launch.observed import forget, notes, problems
 from probe.launch.running import Ended, Start, run_here
 from probe.store import layout
+from probe.store.notes import keep_notes
 from probe.store.writer import mark_incomplete
 from probe.types import RunSpec
 
@@ -73,11 +76,30 @@ def run_whole(
         reason = ended.error if failed is None else failed.sentence
         mark_incomplete(dump, reason)
         kind = HangError if ended.hung else TrainerError
-        raise kind(f"run {spec.run}: {reason}", ended.status if failed is None else failed.status, ended.log_tail)
+        said = tell("run {run}: {why}", run=spec.run, why=recall(reason))
+        raise kind(said, ended.status if failed is None else failed.status, ended.log_tail)
     found = layout.manifests(dump) if dump.is_dir() else {}
     if not found:
-        raise TrainerError(f"run {spec.run}: {why_nothing()}")
+        raise TrainerError(tell("run {run}: {why}", run=spec.run, why=why_nothing()))
     started = (profile.trainer.nproc_per_node or 1) * profile.trainer.nnodes
     if started > 1 and len(found) != started:
         mark_incomplete(dump, f"{started} processes were started, {len(found)} recorded; each opens a Probe")
+    keep_notes(dump, notes(folder))
     note_finished(folder, spec)
+
+
+def run_with_word(
+    profile: Profile,
+    start: Callable[[Path, RunSpec], Start],
+    folder: Path,
+    spec: RunSpec,
+    why_nothing: Callable[[], str] = _no_probe,
+    closing: Callable[[Ended], None] = lambda ended: None,
+) -> None:
+    """Runs a trainer whose processes leave word of what was not recorded. See ``run_whole``."""
+    try:
+        run_whole(profile, start, folder, spec, why_nothing, closing)
+    finally:
+        if told := problems(folder):
+            mark_incomplete(Path(spec.dump_path), "; ".join(told))
+        forget(folder)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from probe.language import tell
 from probe.locate.trace import TraceAnswer
 from probe.types import CaptureRequest
 
 _FORWARD = ("module_forward", "module_input")
 """``module_input``: the code that differs is the enclosing module's own, between its children."""
 _WHY = {
-    "weights": "the weights differ before the stage begins, and no module of it made them",
-    "buffers": "the buffers differ before the stage begins, and no module of it made them",
-    "rng": "a random state differs before any module runs",
-    "data": "code outside the models made the value that differs",
-    "sampling": "the token is drawn by code behind the model, which gave the same",
-    "rewards": "host code made the rewards, no module",
-    "advantages": "host code made the advantages, no module",
-    "loss": "the code behind the model is no module's",
-    "gradient": "the gradient is changed behind the backward, by a reduction over ranks or code of no module",
-    "optimizer": "an optimizer's step is no module's call",
-    "calls": "which calls there are is decided by the control flow around the modules, and not in one of them",
-    "none": "no module is named",
+    "weights": tell("the weights differ before the stage begins, and no module of it made them"),
+    "buffers": tell("the buffers differ before the stage begins, and no module of it made them"),
+    "rng": tell("a random state differs before any module runs"),
+    "data": tell("code outside the models made the value that differs"),
+    "sampling": tell("the token is drawn by code behind the model, which gave the same"),
+    "rewards": tell("host code made the rewards, no module"),
+    "advantages": tell("host code made the advantages, no module"),
+    "loss": tell("the code behind the model is no module's"),
+    "gradient": tell("the gradient is changed behind the backward, by a reduction over ranks or code of no module"),
+    "optimizer": tell("an optimizer's step is no module's call"),
+    "calls": tell("which calls there are is decided by the control flow around the modules, and not in one of them"),
+    "none": tell("no module is named"),
 }
 
 
@@ -51,9 +52,9 @@ def why_no_capture(answer: TraceAnswer | None, traced: bool) -> str:
         traced: Whether there are traces.
     """
     if not traced:
-        return "there is no trace that names a call of a module (record.trace)"
+        return tell("there is no trace that names a call of a module (record.trace)")
     if answer is None:
-        return "no traced event shows the first difference, so no call of a module is named"
+        return tell("no traced event shows the first difference, so no call of a module is named")
     if answer.first.stage is None and answer.cause.kind not in _WHY:
-        return "the module ran outside of any stage"
+        return tell("the module ran outside of any stage")
     return _WHY.get(answer.cause.kind, _WHY["none"])

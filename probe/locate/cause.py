@@ -7,6 +7,7 @@ from typing import Any
 
 from probe.compare import KeyDataComparison, LayerComparison, LayerDifference
 from probe.compare.entries import END_OF_STEP
+from probe.language import tell
 from probe.locate.data import is_permutation, swapped_ranks
 from probe.locate.first import FirstKeyData
 from probe.store.reader import Dump
@@ -90,7 +91,12 @@ def cause_of_layers(
     )
     if difference.status != "different":
         there, not_there = runs if difference.status == "missing" else runs[::-1]
-        why = f"{place.name} was called in {there}, not in {not_there}: caching, batching or control flow"
+        why = tell(
+            "{name} was called in {there}, not in {not_there}: caching, batching or control flow",
+            name=place.name,
+            there=there,
+            not_there=not_there,
+        )
         return place, Cause("calls", place.name, why)
     return place, _layer_cause(difference, layers)
 
@@ -101,34 +107,50 @@ def _layer_cause(difference: LayerDifference, layers: LayerComparison) -> Cause:
         return _operation_input_cause(difference)
     match difference.event.kind:
         case "weights" if difference.event.call:
-            return Cause("weights", name, "the parameter differs since its module last ran: an update in between")
+            return Cause("weights", name, tell("the parameter differs since its module last ran: an update in between"))
         case "weights":
-            why = "the parameter differs before any module ran: an earlier update, load or init"
+            why = tell("the parameter differs before any module ran: an earlier update, load or init")
             return Cause("weights", name, why)
         case "forward_output":
-            return Cause("module_forward", name, f"{_what_is_the_same(difference, layers)}, different output")
+            return Cause(
+                "module_forward", name, tell("{same}, different output", same=_what_is_the_same(difference, layers))
+            )
         case "forward_input" if _follows_a_drawn_token(difference):
-            why = "the model gave the same outputs, then got another token: the generation's seed, or code between them"
+            why = tell(
+                "the model gave the same outputs, then got another token: the generation's seed, or code between them"
+            )
             return Cause("sampling", "responses", why)
         case "forward_input" if difference.first_in_window:
-            return Cause("data", name, "the first module entered already got different inputs: code before the model")
+            return Cause(
+                "data", name, tell("the first module entered already got different inputs: code before the model")
+            )
         case "forward_input":
-            why = f"everything before {name} is the same, its inputs are not: code of {enclosing} between its modules"
+            why = tell(
+                "everything before {name} is the same, its inputs are not: code of {enclosing} between its modules",
+                name=name,
+                enclosing=enclosing,
+            )
             return Cause("module_input", enclosing, why)
         case "grad_input":
-            return Cause("module_backward", name, "same gradient arrived, a different one was passed on")
+            return Cause("module_backward", name, tell("same gradient arrived, a different one was passed on"))
         case "grad_output" if difference.first_in_window:
-            return Cause("loss", name, "the forward pass is the same, the first gradient is not: code after the model")
+            return Cause(
+                "loss", name, tell("the forward pass is the same, the first gradient is not: code after the model")
+            )
         case "grad_output":
-            why = f"the gradients before {name} are the same, the one that arrived is not: the backward of {enclosing}"
+            why = tell(
+                "the gradients before {name} are the same, the one that arrived is not: the backward of {enclosing}",
+                name=name,
+                enclosing=enclosing,
+            )
             return Cause("module_backward", enclosing, why)
         case _:
             module = name.rpartition(".")[0]
             if _passes_on_another_gradient(module, difference, layers):
                 return Cause(
-                    "module_backward", module, "same gradient arrived, different ones came out of its backward"
+                    "module_backward", module, tell("same gradient arrived, different ones came out of its backward")
                 )
-            why = (
+            why = tell(
                 "the gradients before it are the same, this parameter's is not: its module's backward, or accumulation"
             )
             return Cause("gradient", name, why)
@@ -138,17 +160,30 @@ def _what_is_the_same(difference: LayerDifference, layers: LayerComparison) -> s
     """What is known to be the same of a module or operation whose output differs."""
     prefix = f"{difference.event.name}."
     doubtful = any(key == difference.window.key and own.startswith(prefix) for key, own in layers.doubtful)
-    return "same inputs" if difference.event.operation or doubtful else "same inputs and weights"
+    return tell("same inputs") if difference.event.operation or doubtful else tell("same inputs and weights")
 
 
 def _operation_input_cause(difference: LayerDifference) -> Cause:
     """An operation whose inputs differ: at level L1 nothing else shows weights and what no dumped operation made."""
     name, inside = difference.full_name, difference.event.parent is not None
-    inputs = f"its inputs ({', '.join(difference.items[:3])}) are not"
-    where = f"code of {difference.enclosing}" if inside else "code between the operations"
-    why = f"everything before {name} is the same, {inputs}: a weight, a number, or {where}"
+    inputs = tell("its inputs ({items}) are not", items=", ".join(difference.items[:3]))
+    where = (
+        tell("code of {enclosing}", enclosing=difference.enclosing) if inside else tell("code between the operations")
+    )
+    why = tell(
+        "everything before {name} is the same, {inputs}: a weight, a number, or {where}",
+        name=name, inputs=inputs, where=where,
+    )  # fmt: skip
     if difference.first_in_window:
-        return Cause("data", name, f"nothing was dumped before {name}, {inputs} the same: a weight, or code before it")
+        return Cause(
+            "data",
+            name,
+            tell(
+                "nothing was dumped before {name}, {inputs} the same: a weight, or code before it",
+                name=name,
+                inputs=inputs,
+            ),
+        )
     return Cause("module_input", difference.enclosing if inside else name, why)
 
 
@@ -183,43 +218,56 @@ def cause_of_key_data(
     event = "weights" if record.tag == "weights" else "data"
     name = record.path if record.tag == "weights" else record.tag
     place = First(entry.step, first.stage, first.ranks, record.micro_step, event, name, record.tag, record.call)
-    runs = "a, not in b" if entry.status == "missing" else "b, not in a"
+    runs = tell("a, not in b") if entry.status == "missing" else tell("b, not in a")
     if record.tag == END_OF_STEP:
-        return place, Cause("calls", "step", f"step {entry.step} was finished in {runs}")
+        return place, Cause("calls", "step", tell("step {step} was finished in {runs}", step=entry.step, runs=runs))
     if entry.status != "different":
-        return place, Cause("calls", record.tag, f"{record.tag} was saved in {runs}: batching, caching or control flow")
+        return place, Cause(
+            "calls",
+            record.tag,
+            tell("{tag} was saved in {runs}: batching, caching or control flow", tag=record.tag, runs=runs),
+        )
     if entry.a is not None and entry.b is not None and entry.a.stage != entry.b.stage:
-        return place, Cause("calls", record.tag, f"{record.tag} is {entry.problem}: control flow")
+        return place, Cause(
+            "calls", record.tag, tell("{tag} is {problem}: control flow", tag=record.tag, problem=entry.problem)
+        )
     kind, explanation = _kind_of_tag(record.tag, first.stage, layers_equal)
     permutation = is_permutation(entry, a, b)
     swapped = swapped_ranks(entry, comparison)
     if permutation:
-        explanation += "; the rows are the same in another order"
+        explanation += tell("; the rows are the same in another order")
     if swapped:
-        explanation += f"; ranks {swapped[0]} and {swapped[1]} exchanged theirs"
+        explanation += tell("; ranks {one} and {two} exchanged theirs", one=swapped[0], two=swapped[1])
     if entry.harmless:
-        explanation += f"; only {entry.harmless} differ: whether anything followed from it, only a trace can show"
+        explanation += tell(
+            "; only {harmless} differ: whether anything followed from it, only a trace can show",
+            harmless=entry.harmless,
+        )
     data = kind == "data" or permutation or swapped is not None
     return place, Cause(kind, name, explanation, permutation if data else None, swapped)
 
 
 def _kind_of_tag(tag: str, stage: str | None, layers_equal: bool) -> tuple[str, str]:
     by_tag = {
-        "prompts": ("data", "no model is involved: data order, sampler or sharding"),
-        "rewards": ("rewards", "no model is involved: host code that scores the responses"),
-        "advantages": ("advantages", "no model is involved: host code between the stages"),
-        "weights": ("weights", "an update, a load or the initialisation of the weights"),
-        "grad_norm": ("optimizer", "clipping or a reduction over the gradients"),
+        "prompts": ("data", tell("no model is involved: data order, sampler or sharding")),
+        "rewards": ("rewards", tell("no model is involved: host code that scores the responses")),
+        "advantages": ("advantages", tell("no model is involved: host code between the stages")),
+        "weights": ("weights", tell("an update, a load or the initialisation of the weights")),
+        "grad_norm": ("optimizer", tell("clipping or a reduction over the gradients")),
     }
     if tag in by_tag and not (layers_equal and tag == "weights"):
         return by_tag[tag]
     if tag == "weights":
-        why = "the stage's forward and backward are the same: the optimizer, or what changed the gradients before it"
+        why = tell(
+            "the stage's forward and backward are the same: the optimizer, or what changed the gradients before it"
+        )
         return "optimizer", why
     if stage is None:
-        return "data", "no model is involved: host code that made this value"
+        return "data", tell("no model is involved: host code that made this value")
     if not layers_equal:
-        return "none", f"no layers were compared that show which module of {stage}"
+        return "none", tell("no layers were compared that show which module of {stage}", stage=stage)
     if stage == "actor_generate_sequences":
-        return "sampling", "the stage's layers are the same: the generation's seed, or code between model and token"
-    return "loss", f"the layers of {stage} are the same: code after the model"
+        return "sampling", tell(
+            "the stage's layers are the same: the generation's seed, or code between model and token"
+        )
+    return "loss", tell("the layers of {stage} are the same: code after the model", stage=stage)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from probe.compare import KeyDataComparison, LayerComparison, TraceComparison
+from probe.language import tell
 from probe.locate.cause import Cause, First, cause_of_key_data, cause_of_layers
 from probe.locate.first import FirstKeyData
 from probe.locate.reruns import judge_reruns
 from probe.locate.trace import TraceAnswer, is_earliest, locate_trace
 from probe.store.reader import Dump
 
-_NOT_REPRODUCED = "not reproduced: runs c and d are the same, the answer is that of a and b"
+_NOT_REPRODUCED = tell("not reproduced: runs c and d are the same, the answer is that of a and b")
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,16 @@ def conclude(
     if answer is not None and is_earliest(answer, first):
         return _by_traces(answer, first, a, b, second)
     if first is None:
-        return Conclusion(None, Cause("none", None, "no difference was found"))
+        return Conclusion(None, Cause("none", None, tell("no difference was found")))
     if second is None:
         place, cause = cause_of_key_data(first, comparison, a, b, layers_equal=False)
         return Conclusion(place, _since_the_last_event(place, cause, answer))
     reruns = judge_reruns(first, second.key_data, second.layers, a, b, second.c)
-    notes = []
+    notes: list[str] = []
     if not reruns.usable:
-        notes.append("runs c and d differ before the first difference of a and b: their layers do not speak of it")
+        notes.append(
+            tell("runs c and d differ before the first difference of a and b: their layers do not speak of it")
+        )
     elif (located := cause_of_layers(first, second.layers, second.runs)) is not None:
         return Conclusion(*located, reproduced=True)
     seen_equal = reruns.reproduced and reruns.usable and second.layers.compared > 0 and not second.layers.problems
@@ -97,9 +100,13 @@ def _since_the_last_event(place: First, cause: Cause, answer: TraceAnswer | None
         return cause
     if answer.cause.name != cause.name:
         return cause
-    what = "the parameter" if answer.cause.kind == "weights" else "the buffer"
-    why = f"every traced event of step {place.step} is the same, {what} at its end is not: it changed behind the last"
-    why += " event that shows it: in its module's own forward, or by code of no module"
+    what = tell("the parameter") if answer.cause.kind == "weights" else tell("the buffer")
+    why = tell(
+        "every traced event of step {step} is the same, {what} at its end is not: it changed behind the last"
+        " event that shows it: in its module's own forward, or by code of no module",
+        step=place.step,
+        what=what,
+    )
     return replace(cause, kind=answer.cause.kind, explanation=why)
 
 
@@ -113,5 +120,5 @@ def _by_traces(
     if second.layers.differences or (again is not None and again.first.place == answer.first.place):
         return Conclusion(answer.first, answer.cause, reproduced=True)
     side = None if first is None else judge_reruns(first, second.key_data, second.layers, a, b, second.c).sides_with
-    note = _NOT_REPRODUCED if again is None else "not reproduced: runs c and d differ first at another place"
+    note = _NOT_REPRODUCED if again is None else tell("not reproduced: runs c and d differ first at another place")
     return Conclusion(answer.first, answer.cause, reproduced=False, sides_with=side, notes=[note])

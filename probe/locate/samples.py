@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from probe.compare import LayerComparison
 from probe.compare.rollouts import Files, in_another_order
+from probe.language import tell
 from probe.locate.cause import cause_of_layers
 from probe.locate.conclude import Conclusion, SecondPair
 from probe.locate.first import FirstKeyData
@@ -30,7 +31,7 @@ def judge_samples(conclusion: Conclusion, first: FirstKeyData | None, a: Files, 
         return _leading_on(conclusion, first.entry.step)
     if not in_another_order(first.entry, a, b):
         return conclusion
-    why = "the samples of the step are the same in another order: data order, sampler, or order of results"
+    why = tell("the samples of the step are the same in another order: data order, sampler, or order of results")
     return replace(conclusion, cause=replace(conclusion.cause, kind="data", explanation=why, permutation=True))
 
 

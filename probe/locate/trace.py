@@ -9,8 +9,9 @@ from typing import Any
 from probe.compare.trace_found import EventDifference, RankTrace, TraceComparison
 from probe.locate.cause import Cause, First
 from probe.locate.first import ALL_TOKENS, FirstKeyData
-from probe.locate.trace_cause import GENERATION, cause_of_event, changed_items
+from probe.locate.trace_cause import GENERATION, cause_of_event
 from probe.locate.trace_context import Context, context_of
+from probe.locate.trace_items import changed_items
 from probe.types import Target
 
 _ITEMS_SHOWN = 5

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from probe.compare.trace_found import RankTrace
 from probe.errors import DumpError
+from probe.language import join, tell
 from probe.store.trace_events import KIND, NO_EVENT, STEP, Item, TraceEvent, parse_event, step_of
 from probe.store.trace_reader import TraceFile
 
@@ -31,7 +32,7 @@ class Portions:
     @property
     def text(self) -> str:
         """For an explanation."""
-        return f"{_listed(self.a)} at a time in a, {_listed(self.b)} in b"
+        return tell("{a} at a time in a, {b} in b", a=_listed(self.a), b=_listed(self.b))
 
 
 def portions_of(found: RankTrace) -> Portions | None:
@@ -106,8 +107,8 @@ def _alike(file: TraceFile, offset: int, event: TraceEvent) -> list[TraceEvent]:
 
 
 def _listed(sizes: tuple[int, ...]) -> str:
-    more = f" and {len(sizes) - _SHOWN} more" if len(sizes) > _SHOWN else ""
-    return ", ".join(map(str, sizes[:_SHOWN])) + more
+    listed = join(", ", map(str, sizes[:_SHOWN]))
+    return listed + tell(" and {more} more", more=len(sizes) - _SHOWN) if len(sizes) > _SHOWN else listed
 
 
 def got_instead(changed: Sequence[tuple[str, Item | None, Item | None]], form: str) -> str:
@@ -121,6 +122,9 @@ def got_instead(changed: Sequence[tuple[str, Item | None, Item | None]], form: s
         path in _TOKENS or any(one and one[1].startswith(("int", "uint")) for one in both) for path, *both in changed
     )
     if changed and not tokens:
-        where = "a cache or a mask that was changed between the calls, or code between them"
-        return f"the same tokens with something else{form}: {where}"
-    return "another token: the generation's seed, or code between them"
+        return tell(
+            "the same tokens with something else{form}: a cache or a mask that was changed between the calls, or code"
+            " between them",
+            form=form,
+        )
+    return tell("another token: the generation's seed, or code between them")

@@ -159,16 +159,23 @@ class _Nearest:
         """Looks at one event before those that it has seen."""
         if self._over or found.recomputed != self._event.recomputed:
             return  # checkpointing never leaves the last modules that it runs again
-        if found.kind in self._stops:
+        around = found.kind == self._opens and self._event.label.startswith(f"{found.label}.")
+        if self._stops and self._ancestor is not None:
+            # one gradient arrives at all modules that return the same tensor: the innermost is the nearest
+            if around and found.label.startswith(f"{self._ancestor.label}."):
+                self._ancestor = found
+            else:
+                self._over = True
+        elif found.kind in self._stops:
             self._over = True
-        elif found.kind == self._opens and self._stops and self._event.label.startswith(f"{found.label}."):
-            self._ancestor, self._over = found, True  # of what it passes on, parts may have come before the rest
+        elif around and self._stops:
+            self._ancestor = found  # of what it passes on, parts may have come before the rest
         elif found.kind == self._closes:
             self._closed[found.label] += 1
         elif found.kind == self._opens and self._closed[found.label]:
             self._closed[found.label] -= 1
         elif found.kind == self._opens:
-            if self._event.label.startswith(f"{found.label}."):
+            if around:
                 self._ancestor, self._over = found, True
             self._other = self._other or found
 

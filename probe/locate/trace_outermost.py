@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from probe.language import tell
 from probe.locate.trace_context import Context
 from probe.store.trace_events import TraceEvent
 
@@ -16,10 +17,18 @@ def kind_of_outermost(event: TraceEvent, around: Context) -> tuple[str, str] | N
     if event.stage is None:
         return None
     if event.label == "inputs":
-        before = "the outputs of the model before it are" if around.root_left else "everything before it is"
-        return "data", f"{before} the same, what {event.stage} is given is not: data, its order, or code on the way"
+        before = (
+            tell("the outputs of the model before it are the same")
+            if around.root_left
+            else tell("everything before it is the same")
+        )
+        return "data", tell(
+            "{before}, what {stage} is given is not: data, its order, or code on the way",
+            before=before,
+            stage=event.stage,
+        )
     if event.label == "outputs" and not around.root_left:
-        why = (
+        why = tell(
             "what it was given is the same, what it returned is not; its inside was not seen (torch.compile, torch.jit)"
         )
         return "module_forward", why

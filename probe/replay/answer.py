@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.errors import DumpError, TrainerError, UsageError
+from probe.language import join, recall, tell, verdict_word
 from probe.launch import run_process
 from probe.replay.compared import first_difference
 from probe.store import layout
@@ -27,11 +28,11 @@ SECONDS = 5.0
 PATIENCE = 60.0
 """How much longer a single replay may take before it hangs."""
 
-CONFIRMED = "confirmed alone"
-ACROSS = "only across processes"
-GONE = "gone with deterministic algorithms"
-NOT_REPRODUCED = "not reproduced alone"
-NOT_REPLAYED = "not replayed"
+CONFIRMED = tell("confirmed alone")
+ACROSS = tell("only across processes")
+GONE = tell("gone with deterministic algorithms")
+NOT_REPRODUCED = tell("not reproduced alone")
+NOT_REPLAYED = tell("not replayed")
 _VERDICT = "verdict.json"
 _LONGEST_VERDICT = 1 << 28
 """Bytes of a verdict that are read at most."""
@@ -117,30 +118,58 @@ def replay_check(folder: Path, times: int = TIMES, seconds: float = SECONDS, pat
 
 def summary(answer: Answer) -> str:
     """An answer as one line."""
-    parts = [f"{answer.result}: the {answer.direction} of {answer.module} gave {answer.distinct} different results"]
-    parts[0] = parts[0] if answer.distinct != 1 else parts[0].removesuffix("s")
-    parts[0] += f" ({answer.times} replays in one process)"
+    parts: list[str] = [_first_part(answer)]
     if answer.operation is not None:
-        parts.append(f"the first operation with the same inputs and another output is {answer.operation}")
-    elif answer.instead is not None:
-        parts.append(f"no operation differs by itself; {answer.instead}: code between the operations")
-    if answer.before:
-        more = f" and {len(answer.before) - 1} more" if len(answer.before) > 1 else ""
         parts.append(
-            f"{answer.before[0]}{more} was not the same in runs c and d when the module was called: look at what"
-            " changed it within the stage, before this call"
+            tell(
+                "the first operation with the same inputs and another output is {operation}", operation=answer.operation
+            )
+        )
+    elif answer.instead is not None:
+        parts.append(
+            tell("no operation differs by itself; {instead}: code between the operations", instead=answer.instead)
+        )
+    if answer.before:
+        more = tell(" and {more} more", more=len(answer.before) - 1) if len(answer.before) > 1 else ""
+        parts.append(
+            tell(
+                "{name}{more} was not the same in runs c and d when the module was called: look at what changed it"
+                " within the stage, before this call",
+                name=answer.before[0],
+                more=more,
+            )
         )
     elif answer.result == NOT_REPRODUCED and not answer.equals_captured:
         parts.append(
-            "what it reads outside (a global, a file, the clock), memory, streams or what runs beside it differs"
+            tell("what it reads outside (a global, a file, the clock), memory, streams or what runs beside it differs")
         )
     elif answer.result == NOT_REPRODUCED:
-        parts.append("memory, streams or what runs beside it is what differs")
-    same = "a replay gave" if answer.equals_captured else "no replay gave"
-    parts.append(f"{same} what the training had")
+        parts.append(tell("memory, streams or what runs beside it is what differs"))
+    gave = answer.equals_captured
+    parts.append(tell("a replay gave what the training had") if gave else tell("no replay gave what the training had"))
     if answer.changed:
-        parts.append(f"the code in {', '.join(answer.changed)} has changed since: this is what the new code does")
-    return "; ".join(parts)
+        changed = join(", ", answer.changed)
+        parts.append(tell("the code in {names} has changed since: this is what the new code does", names=changed))
+    return join("; ", parts)
+
+
+def _first_part(answer: Answer) -> str:
+    said = {
+        "result": answer.result,
+        "direction": tell("backward") if answer.direction == "backward" else tell("forward"),
+        "module": answer.module,
+        "distinct": answer.distinct,
+        "times": answer.times,
+    }
+    if answer.distinct == 1:
+        return tell(
+            "{result}: the {direction} of {module} gave {distinct} different result ({times} replays in one process)",
+            **said,
+        )
+    return tell(
+        "{result}: the {direction} of {module} gave {distinct} different results ({times} replays in one process)",
+        **said,
+    )
 
 
 @contextmanager
@@ -165,11 +194,11 @@ def _capture_of(folder: Path) -> Iterator[tuple[str | None, Path, Captured]]:
         raise problems[0]
     if not any((folder / name).exists() for name in (_VERDICT, layout.MANIFEST, "a")):
         raise UsageError(f"{folder}: is no folder of a check, and no dump folder")
-    why = _said_by_the_verdict(folder) or (
+    why = _said_by_the_verdict(folder) or tell(
         "one is captured where a check with record.trace finds a module's forward, its backward, the code between its"
         " children, or its parameter's gradient to differ"
     )
-    raise DumpError(f"{folder}: holds no captured module; {why}")
+    raise DumpError(tell("{folder}: holds no captured module; {why}", folder=folder, why=why))
 
 
 def _changed_before(captured: Captured, other: Path) -> list[str]:
@@ -196,8 +225,16 @@ def _said_by_the_verdict(folder: Path) -> str | None:
     replay = document.get("replay") if isinstance(document, dict) else None
     why = replay.get("why") if isinstance(replay, dict) else None
     if isinstance(document, dict) and document.get("verdict") in ("identical", "equivalent"):
-        return f"the check is {document['verdict']}"
-    return why if isinstance(why, str) else None
+        return tell("the check is {verdict}", verdict=verdict_word(document["verdict"]))
+    return recall(why) if isinstance(why, str) else None
+
+
+def _only_with(threads: list[int]) -> str:
+    return tell("only with {count} threads", count=join(" or ", map(str, threads)))
+
+
+def _cannot(name: str, why: str) -> str:
+    return tell("{name} cannot be replayed: {why}", name=name, why=recall(why))
 
 
 class _Replays:
@@ -217,7 +254,9 @@ class _Replays:
         if not settings.get("deterministic"):
             reasons.append(("deterministic algorithms", GONE, {"deterministic": True}))
         if settings.get("threads") != 1:
-            reasons.append(("1 thread", f"only with {settings.get('threads')} threads", {"threads": 1}))
+            reasons.append(
+                ("1 thread", tell("only with {count} threads", count=settings.get("threads")), {"threads": 1})
+            )
         base, *more = self._run(
             [
                 {"times": times, "operations": True},
@@ -251,8 +290,8 @@ class _Replays:
             jobs = [base, *(by_threads[count] for count in unlike)]
             runs = [recording for job in jobs for recording in job["operations"]]
             distinct = len({digest for job in jobs for digest in job["digests"]})
-            named = " or ".join(map(str, unlike))
-            return self._made(run, f"only with {named} thread{'s' * (unlike != [1])}", base, distinct, runs)
+            only = tell("only with {count} thread", count=1) if unlike == [1] else _only_with(unlike)
+            return self._made(run, only, base, distinct, runs)
         return self._made(run, NOT_REPRODUCED, base, 1, [])
 
     def _made(self, run: str | None, result: str, base: dict[str, Any], distinct: int, runs: list[Any]) -> Answer:
@@ -286,7 +325,7 @@ class _Replays:
 
     def _require(self, job: dict[str, Any]) -> None:
         if "error" in job:
-            raise DumpError(f"{self._captured.name} cannot be replayed: {job['error']}")
+            raise DumpError(_cannot(self._captured.name, str(job["error"])))
 
     def _run(self, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Runs jobs in a fresh process, each in a fork of it; ``when`` says after which result of the first."""
@@ -306,10 +345,10 @@ class _Replays:
                 )
                 answers: list[dict[str, Any]] = json.loads((scratch / "result.json").read_bytes())
             except TrainerError as error:
-                last = error.log_tail.strip().rpartition("\n")[2] or "it printed nothing"
-                raise DumpError(f"{self._captured.name} cannot be replayed: its process failed ({last})") from error
+                last = error.log_tail.strip().rpartition("\n")[2] or tell("it printed nothing")
+                raise DumpError(_cannot(self._captured.name, tell("its process failed ({why})", why=last))) from error
             except (OSError, ValueError) as error:
-                raise DumpError(f"{self._captured.name} cannot be replayed: no result ({error})") from error
+                raise DumpError(_cannot(self._captured.name, tell("no result ({why})", why=str(error)))) from error
         return answers
 
     def _environment(self, scratch: Path) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from probe.language import tell
+
 Operation = tuple[str, bool, list[str], list[str]]
 """Name, whether it ran in a backward pass, digests of its inputs, digests of its outputs."""
 
@@ -38,18 +40,20 @@ def _of_two(one: list[Operation], two: list[Operation]) -> dict[str, Any] | None
         name, backward, before, after = left
         place = {"index": index, "backward": backward}
         if name != right[0]:
-            return {"operation": None, "instead": f"{name} in one run, {right[0]} in another", **place}
+            instead = tell("{one} in one run, {other} in another", one=name, other=right[0])
+            return {"operation": None, "instead": instead, **place}
         if before != right[2]:
             known = [garbage[digest] for digest in [*before, *right[2]] if digest in garbage]
             if known:
                 source, number = known[0]
-                return {"operation": source, "instead": f"{name} reads memory that nothing has written",
+                return {"operation": source, "instead": tell("{name} reads memory that nothing has written", name=name),
                         **place, "index": number}  # fmt: skip
-            return {"operation": None, "instead": f"{name} {_gets(before, right[2])}", **place}
+            return {"operation": None, "instead": _gets(name, before, right[2]), **place}
         if after == right[3]:
             continue
         if NOT_OBSERVED in before:
-            return {"operation": None, "instead": f"{name} gets inputs that cannot be observed", **place}
+            instead = tell("{name} gets inputs that cannot be observed", name=name)
+            return {"operation": None, "instead": instead, **place}
         if name.removeprefix("aten::").split(".")[0] in _UNINITIALISED:
             garbage |= dict.fromkeys([*after, *right[3]], (name, index))
             continue
@@ -57,13 +61,15 @@ def _of_two(one: list[Operation], two: list[Operation]) -> dict[str, Any] | None
     if len(one) != len(two):
         index = min(len(one), len(two))
         longer = max(one, two, key=len)
-        return {"operation": None, "instead": f"{longer[index][0]} in one run only", "index": index,
-                "backward": longer[index][1]}  # fmt: skip
+        instead = tell("{name} in one run only", name=longer[index][0])
+        return {"operation": None, "instead": instead, "index": index, "backward": longer[index][1]}
     return None
 
 
-def _gets(one: list[str], two: list[str]) -> str:
+def _gets(name: str, one: list[str], two: list[str]) -> str:
     """What of an operation's inputs is not the same."""
     changed = [left for left, right in zip(one, two, strict=False) if left != right]
     drawn = len(one) == len(two) and all(digest.startswith(DRAWN) for digest in changed)
-    return "draws from another random state" if drawn else "gets other inputs"
+    if drawn:
+        return tell("{name} draws from another random state", name=name)
+    return tell("{name} gets other inputs", name=name)

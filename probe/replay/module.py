@@ -9,6 +9,8 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -104,9 +106,10 @@ class Replayed:
         _set_random_states(self._info, self._stored)
         with _settings(self._info["settings"], self._captured.backward):
             args, kwargs = _Unpickler(io.BytesIO(self._call), given).load()
-            run = type(self._module).forward
+            own = vars(self._module).get("forward")  # a bound one is the module's, any other a tool's
+            run = own if isinstance(own, MethodType) else partial(type(self._module).forward, self._module)
             with around or ExitStack():
-                out = run(self._module, *args, **kwargs)
+                out = run(*args, **kwargs)
                 leaves = Leaves(set())
                 leaves.add("out", out)
                 gradients = self._backward(dict(leaves.found), inputs) if self._captured.backward else {}

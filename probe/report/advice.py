@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from probe.language import Text, join, recall, tell
 
-def advice(document: dict[str, Any]) -> str:
+
+def advice(document: dict[str, Any]) -> Text:
     """What somebody who reads a verdict should do next, in a sentence or two.
 
     Args:
@@ -13,15 +15,17 @@ def advice(document: dict[str, Any]) -> str:
     """
     verdict = document["verdict"]
     if verdict in ("identical", "equivalent"):
-        return "Nothing."
+        return tell("Nothing.")
     if verdict == "inconclusive":
         if document["configurations"]["different"]:
-            return "Make the two runs the same experiment, or name what is meant to differ in check.allow_different."
-        return "Read the error and the trainer's log, mend what failed, and check again."
-    first = document["hints"][0]["text"] if document["hints"] else "Read the report."
+            return tell(
+                "Make the two runs the same experiment, or name what is meant to differ in check.allow_different."
+            )
+        return tell("Read the error and the trainer's log, mend what failed, and check again.")
+    first = recall(document["hints"][0]["text"]) if document["hints"] else tell("Read the report.")
     if document["layers"]["reproduced"] is False:
-        return f"It is intermittent: check again with more steps. {first}"
-    return str(first)
+        return tell("It is intermittent: check again with more steps. {hint}", hint=first)
+    return join("", [first])
 
 
 def hint_line(document: dict[str, Any]) -> str | None:
@@ -32,4 +36,4 @@ def hint_line(document: dict[str, Any]) -> str | None:
     """
     if not document["hints"]:
         return None
-    return f"what to do: {advice(document)} ({document['hints'][0]['source']})"
+    return tell("what to do: {advice} ({source})", advice=advice(document), source=document["hints"][0]["source"])

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from probe.compare import KeyDataComparison, LayerComparison, TraceComparison
+from probe.language import recall, tell
 from probe.store.evidence import LEVELS
 
 _TEXTS = {
-    "exact": "all bytes, or digests of them",
-    "checksum": "checksums that msprobe kept, CRC-32 or MD5",
-    "xor": "an XOR of all words, which sees neither another order nor words that stand there twice",
-    "statistics": "max, min, mean and norm, which may be the same where values differ",
-    "nothing": "some values left nothing but their dtype and shape",
+    "exact": tell("all bytes, or digests of them"),
+    "checksum": tell("checksums that msprobe kept, CRC-32 or MD5"),
+    "xor": tell("an XOR of all words, which sees neither another order nor words that stand there twice"),
+    "statistics": tell("max, min, mean and norm, which may be the same where values differ"),
+    "nothing": tell("some values left nothing but their dtype and shape"),
 }
 """What was compared, by the weakest of it."""
 
@@ -37,7 +38,7 @@ def certainty(
     known = {"xor": "checksum", "nothing": "statistics"}
     return {
         "level": known.get(weakest, weakest) if weakest else None,
-        "text": _TEXTS[weakest] if weakest else "nothing was compared",
+        "text": _TEXTS[weakest] if weakest else tell("nothing was compared"),
         "values": {level: layers.levels[level] if layers else 0 for level in LEVELS},
     }
 
@@ -49,4 +50,11 @@ def certainty_line(document: dict[str, Any]) -> str | None:
         document: The content of ``verdict.json``.
     """
     found = document["certainty"]
-    return None if found["level"] in ("exact", None) else f"certainty: {found['level']}: {found['text']}"
+    if found["level"] in ("exact", None):
+        return None
+    return tell("certainty: {level}: {text}", level=level_word(found["level"]), text=recall(found["text"]))
+
+
+def level_word(level: str) -> str:
+    """How sure a comparison is, for people."""
+    return {"exact": tell("exact"), "checksum": tell("checksum"), "statistics": tell("statistics")}.get(level, level)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from probe.language import tell
+
 WIDTH, HEIGHT = 860, 280
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 14, 34
 MOST_POINTS = 400
@@ -91,7 +93,7 @@ def _line(tag: str, points: list[Point], x: Any, y: Any, index: int) -> Line:
             parts.append([])
             continue
         parts[-1].append(f"{x(step)},{y(error)}")
-        dots.append((x(step), y(error), f"{tag}, step {step}: {error:.3g}"))
+        dots.append((x(step), y(error), tell("{tag}, step {step}: {error:.3g}", tag=tag, step=step, error=error)))
     return Line(tag, tuple(" ".join(part) for part in parts if part), tuple(dots), index % COLOURS)
 
 

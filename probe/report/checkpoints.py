@@ -6,8 +6,9 @@ from typing import Any
 
 from probe.compare import Entry
 from probe.compare.checkpoints import CheckpointComparison
+from probe.language import recall, tell
 from probe.locate import how
-from probe.store.writer import strict_number
+from probe.store.numeric import strict_number
 
 LISTED = 1000
 """Most parameters that are listed; all are counted."""
@@ -40,10 +41,10 @@ def checkpoint_lines(document: dict[str, Any], most: int = 10) -> list[str]:
     if found is None or not found["parameters"]:
         return []
     rows = found["parameters"]
-    lines = [f"{row['name']}: {row['how']}" for row in rows[:most]]
+    lines: list[str] = [tell("{name}: {how}", name=row["name"], how=recall(row["how"])) for row in rows[:most]]
     more = len(rows) + found["parameters_left_out"] - most
-    lines += [f"{more} more parameters"] if more > 0 else []
-    return [*lines, f"order: {found['order']}"]
+    lines += [tell("{more} more parameters", more=more)] if more > 0 else []
+    return [*lines, tell("order: {order}", order=recall(found["order"]))]
 
 
 def _row(entry: Entry) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from probe.language import status_word, tell
 from probe.report.grid import Grid, grid
 from probe.report.sides import Sides, sides_of_layers, sides_of_record, sides_of_trace
 from probe.report.stage import SeenEvent, StageEvents, events_of_layers, events_of_traces
+from probe.report.stage_map import BETWEEN
 from probe.report.tree import Node, tree_of
 from probe.report.verdict import CheckResult
 
@@ -15,10 +17,11 @@ BEFORE, AFTER = 20, 50
 """Events before and after the first difference that a page without its script shows."""
 BRANCH = 120
 """Modules that it shows."""
-_EVENT_COLUMNS = [("event", "5rem"), ("kind", "8rem"), ("name", "minmax(14rem, 3fr)"), ("call", "3rem"),
-                  ("micro-step", "5rem"), ("class", "minmax(7rem, 1fr)"), ("note", "minmax(5rem, 1fr)"),
-                  ("status", "7rem")]  # fmt: skip
-_TREE_COLUMNS = [("module", "minmax(20rem, 3fr)"), ("class", "1fr"), ("events", "5rem"), ("differ", "2fr")]
+_EVENT_COLUMNS = [(tell("event"), "5rem"), (tell("kind"), "8rem"), (tell("name"), "minmax(14rem, 3fr)"),
+                  (tell("call"), "3rem"), (tell("micro-step"), "5rem"), (tell("class"), "minmax(7rem, 1fr)"),
+                  (tell("note"), "minmax(5rem, 1fr)"), (tell("status"), "7rem")]  # fmt: skip
+_TREE_COLUMNS = [(tell("module"), "minmax(20rem, 3fr)"), (tell("class"), "1fr"), (tell("events"), "5rem"),
+                 (tell("differ"), "2fr")]  # fmt: skip
 
 
 def culprit(result: CheckResult) -> dict[str, Any]:
@@ -38,7 +41,14 @@ def culprit(result: CheckResult) -> dict[str, Any]:
         "where": _where(found),
         "tree": _tree(nodes, first_node) if nodes else None,
         "branch": _branch(nodes, first_node),
-        "tree_stage": f"{found.stage or 'no stage'}, step {found.step}, rank {found.rank}" if found else "",
+        "tree_stage": tell(
+            "{stage}, step {step}, rank {rank}",
+            stage=found.stage or tell("no stage"),
+            step=found.step,
+            rank=found.rank,
+        )
+        if found
+        else "",  # fmt: skip
         "sides": _sides(result, found),
     }
 
@@ -83,7 +93,8 @@ def _events(found: StageEvents) -> Grid:
 
 
 def _event_row(event: SeenEvent) -> list[Any]:
-    return [event.index, event.kind, event.name, event.call, event.micro_step, event.module, event.note, event.status]
+    place = [event.index, event.kind, event.name, event.call, event.micro_step, event.module]
+    return [*place, event.note, status_word(event.status)]
 
 
 def _around(found: StageEvents) -> list[tuple[int, SeenEvent]]:
@@ -94,8 +105,10 @@ def _around(found: StageEvents) -> list[tuple[int, SeenEvent]]:
 def _where(found: StageEvents | None) -> str:
     if found is None:
         return ""
-    place = found.stage or "between stages"
-    return f"Rank {found.rank}, step {found.step}, {place}: {len(found.events)} events of runs a and b"
+    return tell(
+        "Rank {rank}, step {step}, {stage}: {count} events of runs a and b",
+        rank=found.rank, step=found.step, stage=found.stage or BETWEEN, count=len(found.events),
+    )  # fmt: skip
 
 
 def _tree(nodes: list[Node], first: int | None) -> Grid:

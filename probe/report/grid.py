@@ -12,6 +12,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from probe.language import said
+
 MOST_ROWS = 100_000
 """Most rows of one table; the rest is counted."""
 _IN_SCRIPT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -52,14 +54,19 @@ def grid(
         first: The row that people look for.
         left_out: Rows that are not there.
     """
-    kept = [[_exact(plain(value)) for value in row] for _, row in zip(range(MOST_ROWS), rows, strict=False)]
+    kept = [[_exact(plain(shown(value))) for value in row] for _, row in zip(range(MOST_ROWS), rows, strict=False)]
     packed = [
-        {"name": heading, "width": width, **_packed([row[number] for row in kept])}
+        {"name": shown(heading), "width": width, **_packed([row[number] for row in kept])}
         for number, (heading, width) in enumerate(columns)
     ]
     content = {"columns": packed, "status": _packed(list(statuses[: len(kept)])), "rows": len(kept), "first": first}
     text = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return Grid(name, Markup(text.translate(_IN_SCRIPT)), len(kept), left_out)  # noqa: S704
+
+
+def shown(value: Any) -> Any:
+    """What people read of a value: a sentence in their language, anything else as it is."""
+    return said(value) if isinstance(value, str) else value
 
 
 def plain(value: Any) -> Any:

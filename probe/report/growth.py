@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from probe.compare import Cell, KeyDataComparison
+from probe.language import tell
 from probe.report.summary import cosine_of, tag_order
-from probe.store.writer import strict_number
+from probe.store.numeric import strict_number
 
 FLOOR = 1e-3
 """Relative errors up to this are no jump, however they grow."""
 FACTOR = 10.0
 """How many times the largest error seen before a jump is."""
-JUMP_IN_WORDS = (
-    f"a tag jumps at the first step at which its largest relative error is above {FLOOR:g} and more than {FACTOR:g}"
-    " times the largest of all its earlier steps"
+JUMP_IN_WORDS = tell(
+    "a tag jumps at the first step at which its largest relative error is above {floor:g} and more than {factor:g}"
+    " times the largest of all its earlier steps",
+    floor=FLOOR,
+    factor=FACTOR,
 )
 
 

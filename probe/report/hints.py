@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from importlib import resources
 from typing import Any
 
+from probe.language import tell
 from probe.store.trace_events import KINDS
 from probe.types import ROLES_OF_STAGE, STAGES
 
@@ -230,7 +231,7 @@ def _hint(raw: Any, number: int) -> Hint:
             raise ValueError(f"{where}.{key}: must be true or false")
     return Hint(
         raw["id"],
-        raw["text"],
+        tell(raw["text"]),
         raw["source"],
         _words(raw, "kinds", where, CAUSES, required=True),
         _words(raw, "events", where, sorted(KINDS)),

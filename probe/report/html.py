@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from probe.compare import Entry
+from probe.language import language, said, status_word, tell, verdict_word
 from probe.report.chart import MOST_LINES, Point, chart
 from probe.report.culprit import culprit
 from probe.report.environments import environments
-from probe.report.grid import MOST_ROWS, Grid, grid, plain
-from probe.report.growth import JUMP_IN_WORDS, growth_of, jumps
+from probe.report.grid import MOST_ROWS, Grid, grid, plain, shown
+from probe.report.growth import JUMP_IN_WORDS, Jump, growth_of, jumps
 from probe.report.picture import condensed, step_map
 from probe.report.story import details, story
 from probe.report.verdict import CheckResult, last_line
@@ -28,6 +30,8 @@ ROWS = 200
 """Most rows of one table: what matters is at its top; ``verdict.json`` counts the rest."""
 MAP_ROWS, MAP_COLUMNS = 200, 120
 """Most rows and columns of the map; of more steps several share a column."""
+_LANGUAGE_TAGS = {"en": "en", "zh": "zh-CN"}
+_SAID_BY_SCRIPT = re.compile(r'\bsay\("([^"]+)"')
 GROWTH_ROWS = 100
 """Most rows of the table of errors; the charts show all steps."""
 
@@ -48,11 +52,15 @@ def write_report(result: CheckResult, document: dict[str, Any], folder: Path) ->
         lstrip_blocks=True,
         finalize=_shown,
     )
+    environment.globals["t"] = _told
+    environment.filters["status"] = status_word
+    environment.filters["verdict"] = verdict_word
     environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
     style, script = (_part(name) for name in ("report.css", "report.js"))
     page = environment.get_template("report.html.j2").render(
         title=folder.name,
         document=document,
+        lang=_LANGUAGE_TAGS[language()],
         policy=f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none';"
         " form-action 'none'",
         style=style,
@@ -62,7 +70,9 @@ def write_report(result: CheckResult, document: dict[str, Any], folder: Path) ->
         details=details(result, document),
         hints=document["hints"],
         map=None if result.checkpoints else condensed(step_map(result.key_data, result.traces), MAP_ROWS, MAP_COLUMNS),
-        span=lambda steps: str(steps[0]) if steps[0] == steps[1] else f"{steps[0]} to {steps[1]}",
+        span=_span,
+        later_jumps=_later_jumps,
+        words=_words_of_script(),
         **culprit(result),
         entries=_entries(result),
         entries_left_out=max(0, result.key_data.differences - ROWS) if result.key_data else 0,
@@ -90,7 +100,32 @@ def _digest(text: str) -> Markup:
 
 
 def _shown(value: Any) -> Any:
-    return value if isinstance(value, Markup) else plain(value)
+    return value if isinstance(value, Markup) else plain(shown(value))
+
+
+def _told(template: str, **values: Any) -> Markup:
+    """A sentence of the template, which may hold markup; its values may not."""
+    translated = Markup(said(tell(template)))  # noqa: S704
+    return translated.format(**{name: _shown(value) for name, value in values.items()}) if values else translated
+
+
+def _span(steps: tuple[int, int]) -> str:
+    """The steps of one column of the map."""
+    return str(steps[0]) if steps[0] == steps[1] else tell("{first} to {last}", first=steps[0], last=steps[1])
+
+
+def _later_jumps(found: list[Jump]) -> Markup:
+    """The jumps after the first."""
+    named = [_told("<code>{tag}</code> (step {step})", tag=jump.tag, step=jump.step) for jump in found]
+    return Markup(said(tell(", "))).join(named)  # noqa: S704
+
+
+def _words_of_script() -> Markup | None:
+    """What the page's script says in another language; None for its own."""
+    if language() == "en":
+        return None
+    words = {one: said(tell(one)) for one in sorted(set(_SAID_BY_SCRIPT.findall(_part("report.js"))))}
+    return Markup(json.dumps(words, ensure_ascii=True))  # noqa: S704
 
 
 def _entries(result: CheckResult) -> list[dict[str, Any]]:
@@ -105,7 +140,7 @@ def _entry(entry: Entry, checkpoint: bool = False) -> dict[str, Any]:
     name = record.path if checkpoint else name
     row = {"entry": entry, "record": record, "name": name, "detail": entry.problem or "", "difference": None}
     if entry.a is None or entry.b is None:
-        row["detail"] = "only in run a" if entry.b is None else "only in run b"
+        row["detail"] = tell("only in run a") if entry.b is None else tell("only in run b")
     elif entry.difference is not None:
         row["difference"] = entry.difference
     return row
@@ -126,8 +161,8 @@ def _growth(result: CheckResult) -> dict[str, Any] | None:
         angle.setdefault(row.tag, []).append((row.step, 1 - row.cosine if known and row.cosine is not None else None))
     return {
         "charts": [
-            ("Largest relative error", chart(relative, jump.step if jump else None)),
-            ("1 − cosine", chart(angle, jump.step if jump else None)),
+            (tell("Largest relative error"), chart(relative, jump.step if jump else None)),
+            (tell("1 − cosine"), chart(angle, jump.step if jump else None)),
         ],
         "jump": jump,
         "later": found[1:MOST_LINES],
@@ -158,16 +193,20 @@ def _all_entries(result: CheckResult) -> Grid | None:
     if result.key_data is None or len(result.key_data.differing) <= ROWS:
         return None
     rows = [_entry(entry, result.checkpoints is not None) for entry in result.key_data.differing[:MOST_ROWS]]
-    columns = [("step", "4rem"), ("record", "2fr"), ("rank", "4rem"), ("micro-step", "6rem"), ("status", "7rem"),
-               ("first at", "1fr"), ("a", "1fr"), ("b", "1fr"), ("elements", "1fr"), ("ULP", "7rem")]  # fmt: skip
+    columns: list[tuple[str, str]]
+    columns = [(tell("step"), "4rem"), (tell("record"), "2fr"), (tell("rank"), "4rem"), (tell("micro-step"), "6rem"),
+               (tell("status"), "7rem"), (tell("first at"), "1fr"), ("a", "1fr"), ("b", "1fr"),
+               (tell("elements"), "1fr"), ("ULP", "7rem")]  # fmt: skip
     cells = []
     for row in rows:
         entry, found = row["entry"], row["difference"]
         values: list[Any] = [row["detail"] or None, None, None, None, None]
         if found is not None:
-            counted = f"{found.count} of {found.size}"
+            counted = tell("{count} of {size}", count=found.count, size=found.size)
             values = [str(list(found.first_index)), *map(str, found.values), counted, found.max_ulp]
-        cells.append([entry.step, row["name"], entry.rank, row["record"].micro_step, entry.status, *values])
+        cells.append(
+            [entry.step, row["name"], entry.rank, row["record"].micro_step, status_word(entry.status), *values]
+        )
     statuses = [row["entry"].status for row in rows]
     return grid("all-records", columns, cells, statuses, 0, max(0, result.key_data.differences - len(rows)))
 
@@ -177,12 +216,12 @@ def _all_layers(result: CheckResult) -> Grid | None:
     if result.layers is None or len(result.layers.differences) <= ROWS:
         return None
     rows = _layers(result, MOST_ROWS)
-    columns = [("stage", "14rem"), ("event", "9rem"), ("module or parameter", "1fr"), ("call", "4rem"),
-               ("rank", "4rem"), ("status", "7rem")]  # fmt: skip
-    keys = ("stage", "kind", "name", "call", "rank", "status")
+    columns = [(tell("stage"), "14rem"), (tell("event"), "9rem"), (tell("module or parameter"), "1fr"),
+               (tell("call"), "4rem"), (tell("rank"), "4rem"), (tell("status"), "7rem")]  # fmt: skip
+    keys = ("stage", "kind", "name", "call", "rank")
+    cells = [[*(row[key] for key in keys), status_word(row["status"])] for row in rows]
     left_out = len(result.layers.differences) - len(rows)
-    return grid("all-layers", columns, [[row[key] for key in keys] for row in rows],
-                [row["status"] for row in rows], 0, left_out)  # fmt: skip
+    return grid("all-layers", columns, cells, [row["status"] for row in rows], 0, left_out)
 
 
 def _environment(result: CheckResult) -> list[tuple[str, str, bool]]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from probe.errors import DumpError
+from probe.language import Text
 from probe.report.verdict import CheckResult
 from probe.store.scan import shown
 
@@ -28,6 +29,8 @@ class DumpNames:
 
     def text(self, text: str) -> str:
         """A sentence in the dumps' own names."""
+        if isinstance(text, Text):
+            return text.changed(self.text)
         for read, dump in self._names.items():
             text = text.replace(read, dump)
         return text

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
+from probe.language import recall, said, status_word, tell, verdict_word
 from probe.report.advice import advice
+from probe.report.story import differences
 
 MOST_ROWS = 100
 """Most rows of the table; ``verdict.json`` has the rest."""
@@ -33,17 +35,20 @@ def markdown_summary(
         report_url: Where the report can be opened; None where nobody knows.
         picture: Address of a picture of the map; None without one.
     """
-    lines = [f"# {escape(str(document['verdict']).capitalize())}: {escape(title)}", ""]
-    lines += [f"- **{term}:** {text}" for term, text in _points(document)]
+    verdict = said(verdict_word(document["verdict"]))
+    lines = [said(tell("# {verdict}: {title}", verdict=escape(verdict[:1].upper() + verdict[1:]), title=escape(title)))]
+    lines += ["", *(_point(term, text) for term, text in _points(document))]
     report = "report.html"
     lines.append(
-        f"- **Report:** [{report}]({report_url})" if report_url else f"- **Report:** {report} in {code(place)}"
+        _point(tell("Report"), f"[{report}]({report_url})")
+        if report_url
+        else _point(tell("Report"), tell("{report} in {place}", report=report, place=code(place)))
     )
     if report_url:
-        lines.append(f"- **Folder:** {code(place)}")
-    lines += [f"- **Note:** {escape(note)}" for note in document["notes"][:_MOST_NOTES]]
+        lines.append(_point(tell("Folder"), code(place)))
+    lines += [_point(tell("Note"), escape(recall(note))) for note in document["notes"][:_MOST_NOTES]]
     if picture is not None:
-        lines += ["", f"![Map of steps and tags]({picture})"]
+        lines += ["", f"![{said(tell('Map of steps and tags'))}]({picture})"]
     return "\n".join(lines) + "\n"
 
 
@@ -53,7 +58,7 @@ def log_block(tail: str) -> str:
         return ""
     lines = [_printable(line)[:_LONGEST] for line in tail.splitlines()[-_LOG_LINES:]]
     fence = "`" * max(3, 1 + _longest_run("\n".join(lines)))
-    return "\n".join(["", "The end of the trainer's log:", "", f"{fence}text", *lines, fence, ""])
+    return "\n".join(["", said(tell("The end of the trainer's log:")), "", f"{fence}text", *lines, fence, ""])
 
 
 def difference_rows(document: dict[str, Any]) -> list[dict[str, str | int]]:
@@ -67,16 +72,16 @@ def difference_rows(document: dict[str, Any]) -> list[dict[str, str | int]]:
         first = row["first"]
         rows.append(
             {
-                "step": row["step"],
-                "tag": _cell(row["tag"]),
-                "what": _cell(first["status"]),
-                "ranks": ", ".join(str(rank) for rank in row["ranks"]),
-                "same": row["same"],
-                "differ": row["different"] + row["missing"] + row["extra"],
-                "first index": _cell(first["index"]),
+                said(tell("step")): row["step"],
+                said(tell("tag")): _cell(row["tag"]),
+                said(tell("what")): _cell(status_word(first["status"])),
+                said(tell("ranks")): ", ".join(str(rank) for rank in row["ranks"]),
+                said(tell("same")): row["same"],
+                said(tell("differ")): row["different"] + row["missing"] + row["extra"],
+                said(tell("first index")): _cell(first["index"]),
                 "a": _cell(first["a"]),
                 "b": _cell(first["b"]),
-                "largest absolute error": _cell(row["max_absolute"]),
+                said(tell("largest absolute error")): _cell(row["max_absolute"]),
                 "ULP": _cell(row["max_ulp"]),
             }
         )
@@ -104,45 +109,57 @@ def code(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as markdown text: nothing in it is markup."""
-    shown = _printable(" ".join(text.split()))
+    """Text as markdown text, in the language that is spoken here: nothing in it is markup."""
+    shown = _printable(" ".join(said(text).split()))
     return _SPECIAL.sub(r"\\\1", shown if len(shown) <= 4 * _LONGEST else shown[: 4 * _LONGEST - 1] + "…")
+
+
+def _point(term: str, text: str) -> str:
+    """One line of the summary."""
+    return said(tell("- **{term}:** {text}", term=term, text=text))
 
 
 def _points(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     first, cause, cost = document["first"], document["cause"], document["cost"]
     if document["error"]:
-        yield "Why", escape(document["error"])
+        yield tell("Why"), escape(recall(document["error"]))
     if first is not None:
-        stage = f", stage {code(first['stage'])}" if first["stage"] else ""
-        ranks = ", ".join(str(rank) for rank in first["rank"])
-        name = cause["name"] or first["name"] or first["tag"]
-        where = (
-            f"step {first['step']}, rank {ranks}{stage}: " if first["step"] is not None else ""
-        )  # a checkpoint has none
-        yield "First difference", f"{where}{code(str(name))}"
-        yield "Cause", f"{code(cause['kind'])}: {escape(cause['explanation'])}"
+        name = code(str(cause["name"] or first["name"] or first["tag"]))
+        place = {"step": first["step"], "ranks": ", ".join(str(rank) for rank in first["rank"]), "name": name}
+        if first["step"] is None:
+            yield tell("First difference"), name  # of a checkpoint
+        elif first["stage"]:
+            where = tell("step {step}, rank {ranks}, stage {stage}: {name}", **place, stage=code(first["stage"]))
+            yield tell("First difference"), where
+        else:
+            yield tell("First difference"), tell("step {step}, rank {ranks}: {name}", **place)
+        why = escape(recall(cause["explanation"]))
+        yield tell("Cause"), tell("{kind}: {explanation}", kind=code(cause["kind"]), explanation=why)
     elif document["verdict"] == "divergent":
-        yield "Cause", escape(cause["explanation"])
+        yield tell("Cause"), escape(recall(cause["explanation"]))
     record = document["key_data"]["first"]
     if record is not None:
-        yield "First record", f"{code(record['tag'])} at step {record['step']}"
+        yield tell("First record"), tell("{tag} at step {step}", tag=code(record["tag"]), step=record["step"])
     if document["layers"]["reproduced"] is not None:
-        again = "the second pair of runs differed too" if document["layers"]["reproduced"] else "not reproduced"
-        yield "Second pair", again
-    yield "What to do next", escape(advice(document))
+        again = document["layers"]["reproduced"]
+        yield tell("Second pair"), tell("the second pair of runs differed too") if again else tell("not reproduced")
+    yield tell("What to do next"), escape(advice(document))
     for number, hint in enumerate(document["hints"]):
-        text = escape(hint["text"]) + " " if number else ""  # the first is what to do next
-        yield ("Or" if number else "Source"), f"{text}<{quote(hint['source'], safe=_IN_ADDRESS)}>"
+        text = escape(recall(hint["text"])) + " " if number else ""  # the first is what to do next
+        yield tell("Or") if number else tell("Source"), f"{text}<{quote(hint['source'], safe=_IN_ADDRESS)}>"
     key_data = document["key_data"]
-    counted = [f"{key_data[what]} {what}" for what in ("different", "missing", "extra", "unreadable") if key_data[what]]
-    yield "Records", f"{key_data['compared']} compared, {', '.join(counted) or 'all the same'}"
-    recipe = f"; the documented recipe runs {cost['documented_recipe_steps']}" * bool(cost["documented_recipe_steps"])
-    yield "The bill", f"{cost['trainer_steps']} training steps, {cost['seconds']} s{recipe}"
+    yield tell("Records"), tell("{count} compared, {found}", count=key_data["compared"], found=differences(key_data))
+    bill = {"steps": cost["trainer_steps"], "seconds": cost["seconds"], "recipe": cost["documented_recipe_steps"]}
+    yield (
+        tell("The bill"),
+        tell("{steps} training steps, {seconds} s; the documented recipe runs {recipe}", **bill)
+        if cost["documented_recipe_steps"]
+        else tell("{steps} training steps, {seconds} s", **bill),
+    )
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else _printable(str(value))[:80]
+    return "" if value is None else _printable(said(str(value)))[:80]
 
 
 def _printable(text: str) -> str:

@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 
 from probe.compare import KeyDataComparison, TraceComparison
 from probe.compare.entries import Status
+from probe.language import said, tell
 from probe.report.stage_map import stage_cells, stage_order
 from probe.report.summary import tag_order
 
@@ -49,7 +50,10 @@ def step_map(key_data: KeyDataComparison | None, traces: TraceComparison | None 
     rows = [(tag, rank, cells) for tag, rank in _rows(cells, lambda tag: (tag_order(tag), tag))]
     rows += [(stage, rank, stages) for stage, rank in _rows(stages, stage_order)]
     table = [
-        (f"{name} · rank {rank}" if several else name, [known.get((name, step, rank), "none") for step in steps])
+        (
+            tell("{name} · rank {rank}", name=name, rank=rank) if several else name,
+            [known.get((name, step, rank), "none") for step in steps],
+        )
         for name, rank, known in rows
     ]
     return {"steps": steps, "rows": table}
@@ -130,5 +134,5 @@ def data_uri(svg: str) -> str:
 
 
 def _text(name: str) -> str:
-    shown = "".join(c if c.isprintable() else "�" for c in name)
+    shown = "".join(c if c.isprintable() else "�" for c in said(name))
     return escape(shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…")

@@ -4,6 +4,13 @@
   var HEIGHT = 26, SPARE = 12;
   var KINDS = ["same", "different", "missing", "extra", "not_observed", "not_compared", "unreadable"];
 
+  // What people read is English, unless the page has the words of another language.
+  function say(text, values) {
+    var known = document.getElementById("words");
+    var said = (known && JSON.parse(known.textContent)[text]) || text;
+    return said.replace(/\{(\w+)\}/g, function (_, name) { return values[name]; });
+  }
+
   function element(parent, tag, kind, text) {
     var made = document.createElement(tag);
     if (kind) made.className = kind;
@@ -41,12 +48,12 @@
     var columns = data.columns, chosen = null, bar = element(place, "div", "bar");
     var search = element(bar, "input");
     search.type = "search";
-    search.placeholder = "Find in " + data.rows + " rows";
+    search.placeholder = say("Find in {rows} rows", { rows: data.rows });
     search.setAttribute("aria-label", search.placeholder);
     var label = element(bar, "label"), only = element(label, "input");
     only.type = "checkbox";
-    label.appendChild(document.createTextNode(" only what differs"));
-    var jump = element(bar, "button", "", "first difference");
+    label.appendChild(document.createTextNode(say(" only what differs", {})));
+    var jump = element(bar, "button", "", say("first difference", {}));
     jump.type = "button";
     jump.hidden = data.first === null;
     var count = element(bar, "span", "soft count");
@@ -87,7 +94,8 @@
     function refresh() {
       from = to = -1;
       space.style.height = total() * HEIGHT + "px";
-      count.textContent = total() === data.rows ? data.rows + " rows" : total() + " of " + data.rows + " rows";
+      count.textContent = total() === data.rows
+        ? say("{rows} rows", { rows: data.rows }) : say("{found} of {rows} rows", { found: total(), rows: data.rows });
       draw();
     }
 

@@ -18,6 +18,7 @@ from probe.compare import Entry, LayerComparison
 from probe.compare.ulp import FORMATS, distances
 from probe.compare.values import bits_differ
 from probe.errors import DumpError
+from probe.language import tell
 from probe.locate import First
 from probe.report.stage import StageEvents
 from probe.store.layers import LayerEvent, Window, find_windows, load_tensor, read_events
@@ -31,11 +32,11 @@ MOST_ITEMS = 24
 MOST_ELEMENTS = 1 << 26
 """Larger values are not read again."""
 _WORDS = {
-    "forward_input": "input",
-    "forward_output": "output",
-    "grad_output": "gradient that arrived",
-    "grad_input": "gradient passed on",
-    "param_grad": "gradient of a parameter",
+    "forward_input": tell("input"),
+    "forward_output": tell("output"),
+    "grad_output": tell("gradient that arrived"),
+    "grad_input": tell("gradient passed on"),
+    "param_grad": tell("gradient of a parameter"),
 }
 
 
@@ -153,7 +154,7 @@ def sides_of_record(entry: Entry | None, folders: tuple[Path, Path]) -> Sides | 
     name = f"{entry.record.tag}.{entry.record.path}" if entry.record.path else entry.record.tag
     one, two = (f"{record.dtype}{list(record.shape)}" for record in (entry.a, entry.b))
     found = _unlike(left, right, entry.a.dtype) if entry.a.dtype == entry.b.dtype else None
-    side = Side("record", name, one, two, entry.a.digest, entry.b.digest, False, *(found or (None, None, ())))
+    side = Side(tell("record"), name, one, two, entry.a.digest, entry.b.digest, False, *(found or (None, None, ())))
     return Sides("a", "b", [side])
 
 
@@ -161,7 +162,7 @@ def _digests(event: TraceEvent, one: TraceEvent | None, two: TraceEvent | None) 
     left, right = ({item[0]: item for item in (seen.items if seen else ())} for seen in (one, two))
     for path in {**left, **right}:
         a, b = left.get(path), right.get(path)
-        what = _WORDS[event.kind] + (" (run again)" if event.recomputed else "")
+        what = _WORDS[event.kind] + (tell(" (run again)") if event.recomputed else "")
         yield Side(what, path, _form(a), _form(b), a and a[3], b and b[3], a == b)
 
 

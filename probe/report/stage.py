@@ -10,6 +10,7 @@ from probe.compare import LayerComparison
 from probe.compare.trace_align import align_events
 from probe.compare.trace_found import RankTrace, Status
 from probe.errors import DumpError
+from probe.language import join, recall, tell
 from probe.store import layout
 from probe.store.layers import Window, find_windows, read_events
 from probe.store.trace_events import ITEMS, NO_EVENT, TraceEvent, parse_event, parse_place, place_in_step, place_of
@@ -183,7 +184,7 @@ def _add(result: StageEvents, one: bytes | None, two: bytes | None, status: Stat
 
 
 def _seen(event: TraceEvent, status: Status) -> SeenEvent:
-    note = ", ".join([*["recomputed"] * event.recomputed, *([event.note] if event.note else [])])
+    note = join(", ", [*[tell("recomputed")] * event.recomputed, *([recall(event.note)] if event.note else [])])
     if event.kind == "not_observed" and status == "same":
         status = "not_observed"
     return SeenEvent(event.index, status, event.kind, event.label, event.call, event.micro_step, event.module, note)

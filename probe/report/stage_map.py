@@ -8,6 +8,7 @@ from probe.compare import TraceComparison
 from probe.compare.entries import Status
 from probe.compare.trace_found import RankTrace
 from probe.errors import DumpError
+from probe.language import tell
 from probe.store import layout
 from probe.store.trace_events import NO_EVENT, place_in_step, stage_and_step
 from probe.store.trace_reader import CHUNK, TraceFile
@@ -17,7 +18,7 @@ Cells = dict[tuple[str, int, int], Status]
 """By stage, step and rank."""
 _WORST: tuple[Status, ...] = ("different", "missing", "extra", "not_compared")
 _START = b',"kind":"stage_start"'
-BETWEEN = "between stages"
+BETWEEN = tell("between stages")
 
 
 def stage_cells(traces: TraceComparison | None) -> Cells:

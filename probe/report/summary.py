@@ -16,7 +16,9 @@ from openpyxl.styles import Font
 from probe.compare import Cell, KeyDataComparison
 from probe.compare.cosine import Products
 from probe.compare.entries import Status
-from probe.store.writer import strict_number, write_atomic
+from probe.language import counted, join, recall, tell
+from probe.store.numeric import strict_number
+from probe.store.writer import write_atomic
 from probe.types import TAGS
 
 SUMMARY = "summary.xlsx"
@@ -116,21 +118,24 @@ def summary_lines(rows: list[dict[str, Any]], most: int = 10) -> list[str]:
         most: Most rows that are shown; the rest is counted.
     """
     lines = [_line(row) for row in rows[:most]]
-    return lines + ([f"{len(rows) - most} more steps and tags"] if len(rows) > most else [])
+    return lines + ([tell("{more} more steps and tags", more=len(rows) - most)] if len(rows) > most else [])
 
 
 def _line(row: dict[str, Any]) -> str:
-    counted = ", ".join(f"{row[status]} {status.replace('_', ' ')}" for status in _STATUSES if row[status])
+    parts = join(", ", (counted(row[status], status) for status in _STATUSES if row[status]))
     first = row["first"]
-    text = f"step {row['step']}, {row['tag']}: {counted}"
+    text = tell("step {step}, {tag}: {counted}", step=row["step"], tag=row["tag"], counted=parts)
     if first["index"] is not None:
-        path = f"{first['path']} " if first["path"] else ""
-        text += f"; first at {path}{first['index']}: {first['a']} against {first['b']}"
+        place = f"{first['path']} {first['index']}" if first["path"] else first["index"]
+        text += tell("; first at {place}: {a} against {b}", place=place, a=first["a"], b=first["b"])
     if row["max_ulp"] is not None:
         error = row["max_absolute"]  # text where it is infinite
         size = error if isinstance(error, str) else f"{error:.3g}"
-        text += f"; {row['elements_differing']} elements, by {size} or {row['max_ulp']} ULP at most"
-    return text + (f"; only {first['harmless']}" if first["harmless"] else "")
+        text += tell(
+            "; {elements} elements, by {size} or {ulp} ULP at most",
+            elements=row["elements_differing"], size=size, ulp=row["max_ulp"],
+        )  # fmt: skip
+    return text + (tell("; only {harmless}", harmless=recall(first["harmless"])) if first["harmless"] else "")
 
 
 def tag_order(tag: str) -> int:

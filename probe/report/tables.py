@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from probe.errors import DumpError
+from probe.language import tell
 from probe.report.summary import SUMMARY
 from probe.store import layout
 from probe.store.layers import find_windows, msprobe_missing
@@ -54,17 +55,23 @@ def key_data_tables(a: Path, b: Path, folder: Path) -> Tables:
         for base, folders, files in os.walk(dump / layout.DATA, followlinks=False):
             link = next((name for name in [*folders, *files] if os.path.islink(os.path.join(base, name))), None)
             if link is not None:
-                return Tables(not_made=[f"keydata: {shown(Path(base, link))} is a link, which msprobe would follow"])
+                return Tables(
+                    not_made=[
+                        tell("keydata: {path} is a link, which msprobe would follow", path=shown(Path(base, link)))
+                    ]
+                )
             if any(name.endswith(".npy") for name in files):
                 tags.update(Path(base).relative_to(dump / layout.DATA).parts[:1])
     if not tags:
-        return Tables(not_made=["keydata: no values were kept to compare"])
+        return Tables(not_made=[tell("keydata: no values were kept to compare")])
     problem = _in_own_process("keydata", a, b, folder)
-    made, missing = [], []
+    made: list[Path] = []
+    missing: list[str] = []
     for tag in sorted(tags):
         table = folder / f"{tag}.xlsx"
         if not table.is_file():
-            missing.append(f"keydata/{table.name}: {problem or 'SingleComparator made no table of it'}")
+            why = problem or tell("SingleComparator made no table of it")
+            missing.append(tell("keydata/{table}: {why}", table=table.name, why=why))
         else:
             made.append(table.replace(folder / f"{tag} (tag).xlsx") if table.name == SUMMARY else table)
     return Tables(made, missing)
@@ -81,12 +88,13 @@ def layer_tables(c: Path, d: Path, folder: Path) -> Tables:
     try:
         both = find_windows(c) and find_windows(d)
     except DumpError as error:
-        return Tables(not_made=[f"layers: {error}"])
+        return Tables(not_made=[tell("layers: {why}", why=str(error))])
     if not both:
-        return Tables(not_made=["layers: no layers were dumped in both runs"])
+        return Tables(not_made=[tell("layers: no layers were dumped in both runs")])
     problem = _in_own_process("layers", c, d, folder)
     made = sorted(folder.glob("compare_result_*.xlsx"))
-    not_made = [] if made and not problem else [f"layers: {problem or 'compare_distributed made no table'}"]
+    why = problem or tell("compare_distributed made no table")
+    not_made: list[str] = [] if made and not problem else [tell("layers: {why}", why=why)]
     return Tables(made, not_made)
 
 
@@ -111,14 +119,14 @@ def _in_own_process(what: str, left: Path, right: Path, folder: Path) -> str | N
         try:
             status = process.wait(TIME_LIMIT)
         except subprocess.TimeoutExpired:
-            return f"msprobe took longer than {TIME_LIMIT:g} s"
+            return tell("msprobe took longer than {limit:g} s", limit=TIME_LIMIT)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # msprobe starts processes of its own
             process.communicate()
         output.seek(max(0, output.seek(0, os.SEEK_END) - 4000))
         lines = output.read().decode(errors="replace").strip().splitlines()
-    return None if status == 0 else f"msprobe failed ({lines[-1] if lines else status})"
+    return None if status == 0 else tell("msprobe failed ({why})", why=lines[-1] if lines else status)
 
 
 def _end_with_whoever_started_this() -> None:

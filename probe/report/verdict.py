@@ -15,6 +15,7 @@ from probe.compare import (
     TraceComparison,
 )
 from probe.compare.trace_found import Status
+from probe.language import join, recall, said, tell, verdict_word
 from probe.locate import Cause, Conclusion, First, FirstKeyData, TraceAnswer, equivalent_entries
 from probe.report.certainty import certainty
 from probe.report.checkpoints import checkpoint_document
@@ -23,6 +24,7 @@ from probe.report.growth import growth_of, jumps
 from probe.report.hints import hints_of
 from probe.report.summary import summary_rows
 from probe.report.tables import Tables
+from probe.store.notes import notes_of
 from probe.store.reader import Dump
 from probe.store.writer import write_json
 from probe.types import Verdict
@@ -48,7 +50,7 @@ class CheckResult:
     key_data: KeyDataComparison | None = None
     first_key_data: FirstKeyData | None = None
     first: First | None = None
-    cause: Cause = field(default_factory=lambda: Cause("none", None, "the comparison did not get that far"))
+    cause: Cause = field(default_factory=lambda: Cause("none", None, tell("the comparison did not get that far")))
     layers: LayerComparison | None = None
     checkpoints: CheckpointComparison | None = None
     """How two checkpoints compare; their values are the key data, too."""
@@ -100,8 +102,13 @@ class CheckResult:
             self.verdict = "inconclusive"
         for found in traces.ranks.values():
             if found.idle:
-                states = f"rank {found.rank}: the random states of {', '.join(found.idle)} differ"
-                self.notes.append(f"{states}, and nothing drew from them in either run: they do not count; seed them")
+                note = tell(
+                    "rank {rank}: the random states of {names} differ, and nothing drew from them in either run: they"
+                    " do not count; seed them",
+                    rank=found.rank,
+                    names=", ".join(found.idle),
+                )
+                self.notes.append(note)
         unlike_layers = self.layers is not None and (self.layers.differences or self.layers.problems)
         if self.verdict == "divergent" and self.key_data is not None and not unlike_layers:
             self.equivalent = equivalent_entries(self.key_data, traces)
@@ -130,8 +137,8 @@ class CheckResult:
         if self.trace_answer is None or self.first != self.trace_answer.first:
             return
         if self.equivalent:
-            only = " and ".join(sorted({entry["only"] for entry in self.equivalent}))
-            why = f"only {only} differ, and every later event and all weights are the same"
+            only = join(" and ", sorted({entry["only"] for entry in self.equivalent}))
+            why = tell("only {only} differ, and every later event and all weights are the same", only=only)
             self.cause = Cause("none", self.first.name, why)
         environment = [
             difference.key
@@ -139,8 +146,9 @@ class CheckResult:
             if difference.key.startswith("environment.")
         ]
         if environment and not self.equivalent:
-            more = f" and {len(environment) - 3} more" if len(environment) > 3 else ""
-            self.notes.append(f"the environments differ, a likely reason: {', '.join(environment[:3])}{more}")
+            keys = join(", ", environment[:3])
+            keys += tell(" and {more} more", more=len(environment) - 3) if len(environment) > 3 else ""
+            self.notes.append(tell("the environments differ, a likely reason: {keys}", keys=keys))
 
     def judge_experiments(self) -> None:
         """Takes in how the two experiments differ: two unlike ones, or ones not known, are never identical."""
@@ -150,7 +158,7 @@ class CheckResult:
         self.notes += found.notes
         if found.error is not None:
             self.verdict, self.error = "inconclusive", found.error
-            self.cause = Cause("none", None, "the two runs were not the same experiment")
+            self.cause = Cause("none", None, tell("the two runs were not the same experiment"))
         elif found.damaged and self.verdict in ("identical", "equivalent"):
             self.verdict = "inconclusive"
 
@@ -214,18 +222,24 @@ def verdict_document(result: CheckResult, base: Path | None) -> dict[str, Any]:
 
 
 def reservations(a: Dump, b: Dump, key_data: KeyDataComparison) -> list[str]:
-    """What limits the verdict: records that were converted before they were stored, runs that ended early."""
-    notes = [
-        f"{dump.folder}: has no index, as what msprobe's SingleSave writes: that converts to float32 and keeps no"
-        " digest, so integers above 2^24, float64 and the original dtypes may be lost; what is the same here is the"
-        " same as stored"
+    """What limits the verdict: what the trainers noted, converted records, runs that ended early."""
+    notes: list[str] = [
+        tell(
+            "{folder}: has no index, as what msprobe's SingleSave writes: that converts to float32 and keeps no"
+            " digest, so integers above 2^24, float64 and the original dtypes may be lost; what is the same here is the"
+            " same as stored",
+            folder=dump.folder,
+        )
         for dump in (a, b)
         if dump.ranks and dump.digest_algorithm is None
     ]
     if (step := key_data.compared_to_step) is not None:
-        reach = f"up to the end of step {step}" if step >= 0 else "within step 0 only"
-        notes.append(f"a dump is incomplete: both have whole data {reach}")
-    return notes
+        notes.append(
+            tell("a dump is incomplete: both have whole data up to the end of step {step}", step=step)
+            if step >= 0
+            else tell("a dump is incomplete: both have whole data within step 0 only")
+        )
+    return [*dict.fromkeys(recall(note) for note in [*notes_of(a.folder), *notes_of(b.folder)]), *notes]
 
 
 def write_verdict(document: dict[str, Any], folder: Path) -> None:
@@ -234,36 +248,44 @@ def write_verdict(document: dict[str, Any], folder: Path) -> None:
 
 
 def last_line(document: dict[str, Any], report: Path | None) -> str:
-    """The last line that a person sees: verdict, first cause, report."""
-    parts = [str(document["verdict"])]
+    """The last line that a person sees, in the language that is spoken here: verdict, first cause, report."""
+    parts = [verdict_word(document["verdict"])]
     first, cause = document["first"], document["cause"]
     if document["error"]:
-        parts.append(document["error"])
+        parts.append(recall(document["error"]))
     elif first is not None and document["checkpoint"] is not None:
         found = document["checkpoint"]["parameters"][0]
         counts = document["key_data"]
         differing = counts["different"] + counts["missing"] + counts["extra"]
-        parts.append(f"{found['name']}: {found['how']}; first of {differing} that differ")
+        how = recall(found["how"])
+        parts.append(
+            tell("{name}: {how}; first of {differing} that differ", name=found["name"], how=how, differing=differing)
+        )
     elif first is not None:
         what = cause["name"] or first["name"]
-        stages = [str(first["stage"] or "no stage")]
+        stages = [str(first["stage"] or tell("no stage"))]
         if first["stage"] is None and document["layers"]["first"] == first["name"]:
             stages = []  # a dump of msprobe's own knows none
-        place = [f"step {first['step']}", *_ranks(first["rank"]), *stages]
-        parts.append(f"{', '.join(place)}, {what} ({cause['kind']})")
+        place = tell("step {step}", step=first["step"])
+        for part in [*_ranks(first["rank"]), *stages]:
+            place = tell("{place}, {part}", place=place, part=part)
+        parts.append(tell("{place}, {name} ({kind})", place=place, name=what, kind=cause["kind"]))
     elif document["verdict"] == "identical":
         layers = document["layers"]["compared"]
         records, events = document["key_data"]["compared"], document["trace"]["compared"]
-        what = "records" if document["checkpoint"] is None else "parameters and values"
-        counted = [f"{records} {what}"] * bool(records) + [f"{layers} layer events"] * bool(layers)
-        counted += [f"{events} traced events"] * bool(events)
-        how = "bit for bit" if document["certainty"]["level"] == "exact" else "by their checksums"
-        parts.append(f"all {' and '.join(counted)} are the same {how}")
+        of_checkpoint = document["checkpoint"] is not None
+        many = tell("{count} records", count=records)
+        many = tell("{count} parameters and values", count=records) if of_checkpoint else many
+        counted = [many] * bool(records) + [tell("{count} layer events", count=layers)] * bool(layers)
+        counted += [tell("{count} traced events", count=events)] * bool(events)
+        exact = document["certainty"]["level"] == "exact"
+        how = tell("bit for bit") if exact else tell("by their checksums")
+        parts.append(tell("all {counted} are the same {how}", counted=join(" and ", counted), how=how))
     elif document["not_compared"]:
-        parts.append(str(document["not_compared"][0]))
+        parts.append(recall(str(document["not_compared"][0])))
     if report is not None:
-        parts.append(f"report {report}")
-    return " ".join("; ".join(parts).split())
+        parts.append(tell("report {report}", report=report))
+    return " ".join(said(join("; ", parts)).split())
 
 
 def _ranks(ranks: list[int]) -> list[str]:
@@ -271,7 +293,7 @@ def _ranks(ranks: list[int]) -> list[str]:
     if ranks == [0]:
         return []
     named = ", ".join(map(str, ranks[:_RANKS_NAMED])) + ("…" if len(ranks) > _RANKS_NAMED else "")
-    return [f"{'rank' if len(ranks) == 1 else 'ranks'} {named}"]
+    return [tell("rank {ranks}", ranks=named) if len(ranks) == 1 else tell("ranks {ranks}", ranks=named)]
 
 
 def _first(result: CheckResult) -> dict[str, Any] | None:
@@ -338,19 +360,27 @@ def _not_compared(result: CheckResult) -> list[str]:
     found: list[str] = []
     if result.key_data is not None:
         listed = [
-            f"{entry.record.tag}, step {entry.step}, rank {entry.rank}, micro-step {entry.record.micro_step}: "
-            + (entry.problem or "absent from the other run, which is incomplete")
+            tell(
+                "{tag}, step {step}, rank {rank}, micro-step {micro_step}: {problem}",
+                tag=entry.record.tag,
+                step=entry.step,
+                rank=entry.rank,
+                micro_step=entry.record.micro_step,
+                problem=entry.problem or tell("absent from the other run, which is incomplete"),
+            )
             for entry in result.key_data.entries
             if entry.status in ("unreadable", "not_compared")
         ][:LISTED]
         more = result.key_data.counts["unreadable"] + result.key_data.counts["not_compared"] - len(listed)
-        found += [*result.key_data.problems, *listed, *([f"{more} more records"] if more > 0 else [])]
+        found += [*result.key_data.problems, *listed, *([tell("{more} more records", more=more)] if more > 0 else [])]
     if result.layers is not None:
         found += result.layers.problems
     if result.traces is not None:
         found += [problem for problem in result.traces.problems[:LISTED] if problem not in found]
         if (more := result.traces.total("not_compared")) > 0:
-            found.append(f"{more} events: absent from the trace of the other run, which is incomplete")
+            found.append(
+                tell("{count} events: absent from the trace of the other run, which is incomplete", count=more)
+            )
     if result.configurations is not None and result.configurations.damaged:
         found += result.configurations.not_compared
     return found

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.errors import DumpError
+from probe.language import join, tell
 from probe.store import dcp, layout, torch_files
 from probe.store.safetensors_files import SUFFIX, looks_like_safetensors, read_safetensors
 from probe.store.scan import shown, walk
@@ -23,7 +24,7 @@ _MODEL_FILES = (
     *("pytorch_model.bin", "adapter_model.bin", "consolidated.safetensors", "consolidated.00.pth"),
 )
 _SUFFIXES = (SUFFIX, *torch_files.SUFFIXES)
-_BY_NAME = "by name, numbers by value: safetensors files keep no other order"
+_BY_NAME = tell("by name, numbers by value: safetensors files keep no other order")
 
 
 @dataclass
@@ -81,8 +82,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     else:
         found = _of_files(path, tensor_files)
     if others:
-        named = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-        found.notes.append(f"{shown(path)}: only tensors and values in checkpoint files were compared, not {named}")
+        named = join(", ", others[:3])
+        named += tell(" and {more} more", more=len(others) - 3) if len(others) > 3 else ""
+        found.notes.append(
+            tell(
+                "{path}: only tensors and values in checkpoint files were compared, not {named}",
+                path=shown(path),
+                named=named,
+            )
+        )
     return found
 
 
@@ -90,15 +98,15 @@ def _of_file(path: Path) -> Checkpoint:
     if path.name.endswith(SUFFIX) or looks_like_safetensors(path):
         tensors, ordered = read_safetensors(path)
         names = list(tensors) if ordered else natural_order(tensors)
-        order = "by their place in the file" if ordered else _BY_NAME
+        order = tell("by their place in the file") if ordered else _BY_NAME
         return Checkpoint(path, "safetensors", {name: tensors[name] for name in names}, order, ordered)
     found, problems = torch_files.read_torch(path)
-    return Checkpoint(path, "torch.save", found, "as in the state dict", True, problems)
+    return Checkpoint(path, "torch.save", found, tell("as in the state dict"), True, problems)
 
 
 def _of_dcp(folder: Path) -> Checkpoint:
     found, problems = dcp.read_dcp(folder)
-    return Checkpoint(folder, "DCP", found, "as in the checkpoint's metadata", True, problems)
+    return Checkpoint(folder, "DCP", found, tell("as in the checkpoint's metadata"), True, problems)
 
 
 def _of_files(path: Path, files: list[str]) -> Checkpoint:
@@ -125,7 +133,7 @@ def _take_files(found: Checkpoint, files: list[str]) -> None:
         try:
             _take(found, _of_file(found.path / name), f"{name}:")
         except DumpError as error:
-            found.notes.append(f"not compared: {error}")
+            found.notes.append(tell("not compared: {why}", why=str(error)))
 
 
 def _take(found: Checkpoint, other: Checkpoint, prefix: str) -> None:
@@ -153,17 +161,30 @@ def _indexed(folder: Path, index: str) -> Checkpoint:
         found.format = read[shard].format
         unlisted = [name for name in read[shard].tensors if weight_map.get(name) != shard]
         if unlisted:
-            found.problems.append(f"{shown(folder / shard)}: holds {unlisted[0]!r}, which {index} does not name there")
+            found.problems.append(
+                tell(
+                    "{path}: holds {name!r}, which {index} does not name there",
+                    path=shown(folder / shard),
+                    name=unlisted[0],
+                    index=index,
+                )
+            )
     found.ordered = bool(read) and all(shard.ordered for shard in read.values())
     in_order = [name for shard in read.values() for name in shard.tensors]
     if found.ordered:
-        found.order = "by their place in the shards"
+        found.order = tell("by their place in the shards")
     for name in in_order if found.ordered else natural_order(weight_map):
         if weight_map.get(name) in read and name in read[weight_map[name]].tensors:
             found.tensors[name] = read[weight_map[name]].tensors[name]
     missing = [name for name, shard in weight_map.items() if shard in read and name not in read[shard].tensors]
     if missing:
-        found.problems.append(f"{shown(folder / index)}: names {missing[0]!r}, which its shard does not hold")
+        found.problems.append(
+            tell(
+                "{path}: names {name!r}, which its shard does not hold",
+                path=shown(folder / index),
+                name=missing[0],
+            )
+        )
     return found
 
 

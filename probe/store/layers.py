@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from probe.errors import DumpError
+from probe.language import tell
 from probe.store import layout
 from probe.store.digest import digest
 from probe.store.evidence import Evidence, evidence_of, statistics_of
@@ -88,7 +89,7 @@ def msprobe_missing() -> str | None:
     """Why msprobe can do nothing in this environment; None when it is installed."""
     if importlib.util.find_spec("msprobe") is not None:
         return None
-    return "msprobe is not installed (its wheels are for Linux)"
+    return tell("msprobe is not installed (its wheels are for Linux)")
 
 
 def read_events(window: Window) -> list[LayerEvent]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.errors import DumpError
+from probe.language import join, recall, tell
 from probe.store import layout
 
 _NAMED_RANKS = 20
@@ -89,9 +90,13 @@ def _by_rank(paths: dict[int | None, Path]) -> dict[int, Path]:
 
 
 def _manifest_of_one(folder: Path, raw: dict[str, Any]) -> Manifest:
-    problems = [f"{folder}: {error}" for error in raw["errors"]]
+    problems: list[str] = [tell("{folder}: {why}", folder=folder, why=recall(str(error))) for error in raw["errors"]]
     if not raw["complete"] and not problems:
-        problems.append(f"{folder}: the run did not finish; {raw['steps_finished']} steps are whole")
+        problems.append(
+            tell(
+                "{folder}: the run did not finish; {steps} steps are whole", folder=folder, steps=raw["steps_finished"]
+            )
+        )
     return Manifest(
         digest=raw["digest"],
         digests=dict.fromkeys(raw["ranks"], raw["digests"]),
@@ -141,24 +146,39 @@ def _problems(folder: Path, by_rank: dict[int, dict[str, Any]], size: int) -> li
     problems: list[str] = []
     missing = [rank for rank in range(size) if rank not in by_rank][: _NAMED_RANKS + 1]
     if missing:
-        ranks = ", ".join(map(str, missing[:_NAMED_RANKS])) + (" and more" if len(missing) > _NAMED_RANKS else "")
-        recorded = "did not record; every process opens a Probe"
-        problems.append(f"{folder}: of {size} processes, rank {ranks} {recorded}")
+        ranks = join(", ", map(str, missing[:_NAMED_RANKS]))
+        ranks += tell(" and more") if len(missing) > _NAMED_RANKS else ""
+        problem = tell(
+            "{folder}: of {size} processes, rank {ranks} did not record; every process opens a Probe",
+            folder=folder, size=size, ranks=ranks,
+        )  # fmt: skip
+        problems.append(problem)
     said: dict[str, list[int]] = {}
     for rank, raw in by_rank.items():
         reasons = raw["errors"]
         if not raw["complete"] and not reasons:
-            reasons = [f"the run did not finish; {raw['steps_finished']} steps are whole"]
+            reasons = [tell("the run did not finish; {steps} steps are whole", steps=raw["steps_finished"])]
         for reason in reasons:
-            said.setdefault(str(reason), []).append(rank)
+            said.setdefault(recall(str(reason)), []).append(rank)
     for reason, ranks_of in said.items():
         everywhere = len(ranks_of) == size
-        problems.append(f"{folder}: {reason}" if everywhere else f"{folder}: rank {_listed(ranks_of)}: {reason}")
+        problems.append(
+            tell("{folder}: {why}", folder=folder, why=reason)
+            if everywhere
+            else tell("{folder}: rank {ranks}: {why}", folder=folder, ranks=_listed(ranks_of), why=reason)
+        )
     finished = {raw["steps_finished"]: rank for rank, raw in by_rank.items()}
     if len(finished) > 1 and not problems:
         few, many = min(finished), max(finished)
         problems.append(
-            f"{folder}: rank {finished[few]} finished {few} steps, rank {finished[many]} {many}; the run is not whole"
+            tell(
+                "{folder}: rank {one} finished {few} steps, rank {other} {many}; the run is not whole",
+                folder=folder,
+                one=finished[few],
+                few=few,
+                other=finished[many],
+                many=many,
+            )
         )
     return problems
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from probe.errors import DumpError
+from probe.language import join, tell
 from probe.store import layout
 from probe.store.digest import ALGORITHM, hasher
 from probe.store.index import index_line, parse_lines
@@ -17,6 +18,7 @@ from probe.store.scan import walk
 from probe.store.writer import write_json
 from probe.types import STAGES
 
+_VALUES = tell("its values")
 FORMAT = 1
 
 
@@ -54,18 +56,21 @@ def is_reduced(dump: Path) -> bool:
 
 def reductions(*dumps: Path) -> list[str]:
     """What was removed from dumps, one sentence each."""
-    said = []
+    said: list[str] = []
     for dump in dumps:
         try:
             found = layout.read_json(dump / FILE, 1 << 20)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            said.append(f"{dump / FILE}: cannot be read ({error})")
+            said.append(tell("{path}: cannot be read ({why})", path=dump / FILE, why=str(error)))
             continue
         layers = found.get("layers") if isinstance(found, dict) else None
-        also = f", and the layers of {', '.join(map(str, layers))}," if isinstance(layers, list) and layers else ""
-        said.append(f"{dump}: its values{also} were removed after the verdict (check.keep); its digests were compared")
+        also = isinstance(layers, list) and layers
+        what = tell("its values, and the layers of {stages},", stages=join(", ", map(str, also))) if also else _VALUES
+        note = tell("{dump}: {what} were removed after the verdict (check.keep); its digests were compared",
+                    dump=dump, what=what)  # fmt: skip
+        said.append(note)
     return said
 
 

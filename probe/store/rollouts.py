@@ -23,10 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.errors import DumpError, RecordError
+from probe.language import tell
 from probe.store import layout
 from probe.store.digest import digest
+from probe.store.numeric import Numbers
 from probe.store.scan import walk
-from probe.store.writer import DumpWriter, Numbers
+from probe.store.writer import DumpWriter
 from probe.types import STAGE_OF_TAG
 
 _NAME = re.compile(r"(\d{1,9})\.jsonl")
@@ -126,7 +128,10 @@ def convert_rollouts(
         whole = complete
     finally:
         writer.close(whole)
-    said = [f"{', '.join(sorted(left_out))}: random in every run, does not count"] if left_out else []
+    names = ", ".join(sorted(left_out))
+    said: list[str] = []
+    if left_out:
+        said = [tell("{names}: names of requests, random in every run, do not count", names=names)]
     return [*said, NAMED_AT_RANDOM] if NAMES in left_out else said
 
 
@@ -157,7 +162,7 @@ def unlike_texts(one: Path, two: Path, column: str, row: int) -> str | None:
     at = next((n for n, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
     start = max(0, at - _SHOWN // 3)
     shown = [("…" if start else "") + text[start : start + _SHOWN] for text in texts]
-    return f"from character {at} on: {shown[0]!r} against {shown[1]!r}"
+    return tell("from character {at} on: {a} against {b}", at=at, a=repr(shown[0]), b=repr(shown[1]))
 
 
 def column_of(tag: str) -> str:

@@ -21,6 +21,8 @@ from probe.store.tensors import Array, Stored, StoredTensor, StoredValue
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th")
 _DEEPEST = 200
+_NAMELESS = "the tensor"
+"""What the content of a file is called that holds one value and no dictionary."""
 _LONGEST_TEXT = 1 << 20
 
 
@@ -49,6 +51,7 @@ def read_torch(path: Path) -> tuple[dict[str, Stored], list[str]]:
     found: dict[str, Stored] = {}
     problems: list[str] = []
     for name, value in leaves(load_weights(path)):
+        name = name or _NAMELESS
         if name in found:
             problems.append(f"{path}: two values are called {name!r}")
             continue
@@ -120,7 +123,7 @@ def why_refused(error: Exception) -> str:
         named = detail.partition("Unsupported global: GLOBAL ")[2].split(" ")[0]
         what = f"it holds {named}" if named else detail.split(". ")[0][:120]
         return f"torch.load(weights_only=True) refuses it ({what}); nothing else is unpickled"
-    return f"not a readable file of torch.save ({text[:200]})"
+    return f"not a readable file of torch.save ({text.partition('. ')[0][:200]})"
 
 
 def _can_be_mapped(path: Path) -> bool:
@@ -202,6 +205,8 @@ class _Bytes:
         width = tensor.element_size()
         first, last = start // width, -(-stop // width)
         part = tensor.reshape(-1)[first:last] if tensor.is_contiguous() else _elements(tensor, first, last)
+        if part.stride(-1) != 1:  # one element of a larger tensor, which counts as contiguous however it lies
+            part = part.clone(memory_format=torch.contiguous_format)
         content: Array = part.view(torch.uint8).numpy()
         return content[start - first * width : stop - first * width]
 

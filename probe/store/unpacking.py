@@ -113,9 +113,12 @@ def plain_members(path: Path, limits: Limits) -> Iterator[tuple[str, int, Iterat
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> Iterator[bytes]:
     file = archive.extractfile(member)
     rest = member.size
-    while file is not None and rest and (piece := file.read(min(rest, 1 << 20))):
-        rest -= len(piece)
-        yield piece
+    try:
+        while file is not None and rest and (piece := file.read(min(rest, 1 << 20))):
+            rest -= len(piece)
+            yield piece
+    except tarfile.ReadError as error:  # raised where the pieces are used, and not in `_members`
+        raise DumpError(f"{shown(path)}: is cut off") from error
     if rest:
         raise DumpError(f"{shown(path)}: is cut off")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.errors import DumpError
+from probe.language import join, tell
 from probe.store import layout
 from probe.store.scan import walk
 from probe.types import ROLES_OF_STAGE, STAGES
@@ -87,8 +88,15 @@ class Place:
     @property
     def words(self) -> str:
         """The place for people."""
-        known = (("stage", self.stage), ("step", self.step), ("rank", self.rank), ("micro-step", self.micro_step))
-        return ", ".join(f"{name} {value}" for name, value in known if value is not None)
+        return join(
+            ", ",
+            [
+                *([tell("stage {stage}", stage=self.stage)] if self.stage is not None else []),
+                *([tell("step {step}", step=self.step)] if self.step is not None else []),
+                *([tell("rank {rank}", rank=self.rank)] if self.rank is not None else []),
+                *([tell("micro-step {micro_step}", micro_step=self.micro_step)] if self.micro_step is not None else []),
+            ],
+        )
 
 
 def _named_by(folder: Path) -> tuple[str, ...]:

@@ -6,67 +6,22 @@ Files are written to a temporary name and then renamed, so that a killed run lea
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from probe.errors import RecordError
 from probe.store import layout
 from probe.store.digest import ALGORITHM, Hasher, hasher
 from probe.store.index import index_line
+from probe.store.numeric import Numbers, statistics, write_npy
 from probe.store.trace import Event, TraceWriter
 from probe.types import Record
-
-Array = npt.NDArray[Any]
-
-CHUNK = 1 << 18
-"""Elements that are widened together for statistics."""
-
-
-def as_it_is(part: Array) -> Array:
-    """Elements that are numbers of a type that ``.npy`` holds."""
-    return part
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """An array's numbers, of which some at a time are made.
-
-    Example:
-        >>> Numbers(np.array([1.0, 2.0])).shape
-        (2,)
-    """
-
-    stored: Array
-    """The elements, row-major."""
-    widen: Callable[[Array], Array] = as_it_is
-    """Makes numbers of elements with one axis."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The array's shape."""
-        return self.stored.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the numbers."""
-        return self.widen(np.zeros(1, self.stored.dtype)).dtype
-
-    def parts(self) -> Iterator[Array]:
-        """The numbers in order, at most ``CHUNK`` at a time; one axis."""
-        flat = self.stored.reshape(-1)
-        for start in range(0, flat.size, CHUNK):
-            yield self.widen(flat[start : start + CHUNK])
-
 
 DigestEntry = tuple[str, str, tuple[int, ...], str]
 """Path, dtype, shape and digest of a record whose values are not kept."""
@@ -119,51 +74,10 @@ def write_json(path: Path, value: object) -> None:
     write_atomic(path, text.encode(errors="backslashreplace"))  # a lone surrogate becomes its JSON escape
 
 
-def strict_number(value: float | int) -> float | int | str:
-    """A number as any JSON parser reads it: NaN and infinity become strings."""
-    return value if math.isfinite(value) else str(value)
-
-
-def statistics(values: Numbers) -> dict[str, Any]:
-    """The seed's statistics of an array: max, min, mean, norm (L2), shape.
-
-    Sums are taken in float64. Complex arrays are described by their magnitudes. Empty arrays have null statistics, as
-    there is no number to give.
-    """
-    shape = list(values.shape)
-    if values.stored.size == 0:
-        return {"max": None, "min": None, "mean": None, "norm": None, "shape": shape}
-    total, squares, tops, lows = 0.0, 0.0, [], []
-    with np.errstate(all="ignore"):
-        for part in values.parts():
-            reals = np.abs(part) if np.iscomplexobj(part) else part
-            wide = reals.astype(np.float64)
-            total += float(wide.sum())
-            squares += float(np.dot(wide, wide))
-            tops.append(reals.max())
-            lows.append(reals.min())
-        numbers = {
-            "max": np.max(tops).item(),
-            "min": np.min(lows).item(),
-            "mean": total / values.stored.size,
-            "norm": math.sqrt(squares),
-        }
-    return {**{name: strict_number(number) for name, number in numbers.items()}, "shape": shape}
-
-
 def _write_whole(file: IO[bytes], data: bytes) -> None:
     """Writes all of the data to an unbuffered file, which may take it in parts when the disk fills up."""
     while data:
         data = data[file.write(data) :]
-
-
-def _write_npy(stream: IO[bytes], values: Numbers) -> None:
-    """Writes numbers as ``np.save`` does, whose own writing to a file does not say that the disk is full."""
-    kind = np.lib.format.dtype_to_descr(values.dtype)
-    header = {"descr": kind, "fortran_order": False, "shape": values.shape}
-    np.lib.format.write_array_header_1_0(stream, header)
-    for part in values.parts():
-        stream.write(np.ascontiguousarray(part).view(np.uint8).data)
 
 
 class DumpWriter:
@@ -362,7 +276,7 @@ class DumpWriter:
         if self._keep_values:
             file = f"{relative}/{stem}.npy"
             with _replacing(self._folder / file) as stream:
-                _write_npy(stream, values)
+                write_npy(stream, values)
                 size = stream.tell()
             self._manifest["values"] += 1
             self._manifest["value_bytes"] += size

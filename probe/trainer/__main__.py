@@ -96,7 +96,7 @@ def spec_of(config: TrainerRunConfig) -> RunSpec | None:
         step_end=section.step_end,
         token_range=(section.token_range_start, section.token_range_end),
         task="statistics",
-        determinism={**config.determinism.model_dump(), **config.seeds},
+        determinism={**config.determinism.asked_for, **config.seeds},
         configuration=config.as_profile(processes, world // processes).model_dump(mode="json"),
     )
 

@@ -48,6 +48,29 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+SCRIPTS = Path(__file__).with_name("scripts")
+
+
+@pytest.fixture
+def check_command(firstdiff: Callable[..., Any], prefect_api: str, tmp_path: Path) -> Callable[..., Any]:
+    """Checks a command in a folder that holds its script alone; options stand before ``--``."""
+    (tmp_path / "scratch").mkdir()
+
+    def run(command: str, *options: str) -> Any:
+        words = command.split()
+        script = next(word for word in words if word.endswith(".py"))
+        shutil.copy2(SCRIPTS / script, tmp_path / "scratch")
+        arguments = ("--json", "--out", str(tmp_path / "out"), *options, "--", *words)
+        own = {"PREFECT_API_URL": prefect_api, "HF_HUB_OFFLINE": "1"}
+        done = firstdiff("check", *arguments, cwd=tmp_path / "scratch", **own)
+        shutil.rmtree(tmp_path / "scratch/out", ignore_errors=True)  # that of transformers.Trainer
+        assert {path.name for path in (tmp_path / "scratch").iterdir()} == {script}
+        assert done.status == {"identical": 0, "divergent": 1, "inconclusive": 2}[done.document["verdict"]], done.stderr
+        return done
+
+    return run
+
+
 @dataclass
 class Running:
     """A station that runs, and how one speaks to it."""

@@ -90,6 +90,7 @@ def test_bfloat16_in_b_is_divergent_with_growth_and_a_plot(check: Check, tmp_pat
     assert document["replay"]["why"] == "check.b makes the runs differ on purpose"
 
 
+@pytest.mark.slow
 def test_two_checks_with_two_seeds_do_not_compare(check: Check, firstdiff: Check, tmp_path: Path) -> None:
     """What follows from the seed need not be allowed beside it."""
     done = check(

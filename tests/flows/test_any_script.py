@@ -20,25 +20,6 @@ from probe.store.reader import read_dump
 SCRIPTS = Path(__file__).with_name("scripts")
 
 
-@pytest.fixture
-def check_command(firstdiff: Callable[..., Any], prefect_api: str, tmp_path: Path) -> Callable[..., Any]:
-    """Checks a command in a folder that holds its script alone; options stand before ``--``."""
-    (tmp_path / "scratch").mkdir()
-
-    def run(command: str, *options: str) -> Any:
-        words = command.split()
-        script = next(word for word in words if word.endswith(".py"))
-        shutil.copy2(SCRIPTS / script, tmp_path / "scratch")
-        arguments = ("--json", "--out", str(tmp_path / "out"), *options, "--", *words)
-        done = firstdiff("check", *arguments, cwd=tmp_path / "scratch", PREFECT_API_URL=prefect_api)
-        shutil.rmtree(tmp_path / "scratch/out", ignore_errors=True)  # that of transformers.Trainer
-        assert {path.name for path in (tmp_path / "scratch").iterdir()} == {script}
-        assert done.status == {"identical": 0, "divergent": 1, "inconclusive": 2}[done.document["verdict"]], done.stderr
-        return done
-
-    return run
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -73,6 +54,8 @@ def test_a_deterministic_script_is_identical(check_command: Callable[..., Any], 
                      marks=pytest.mark.slow),
         pytest.param(*("python loop.py --compile --fault forward", 1, "step", "data", "module_forward", "step"),
                      marks=pytest.mark.slow),
+        pytest.param(*("python own_forward.py", 0, "model", "forward_output", "module_forward", "model"),
+                     marks=pytest.mark.slow),
         pytest.param(*("python gan.py generator", 2, "G", "forward_output", "module_forward", "G.2"),
                      marks=pytest.mark.slow),
         pytest.param(*("python gan.py backward", 2, "D", "grad_input", "module_backward", "G.2"),
@@ -80,8 +63,8 @@ def test_a_deterministic_script_is_identical(check_command: Callable[..., Any], 
         pytest.param(*("python gan.py parameter", 1, "D", "weights", "weights", "D.2.bias"), marks=pytest.mark.slow),
         pytest.param(*("python inference.py fault", 2, "classifier.no_grad", "forward_output", "module_forward",
                        "classifier.2"), marks=pytest.mark.slow),
-        pytest.param(*("python hf_trainer.py fault", 0, "model", "forward_input", "module_input",
-                       "model.transformer.h.1.mlp"), marks=pytest.mark.slow),
+        pytest.param(*("python hf_trainer.py fault", 0, "actor_update", "forward_input", "module_input",
+                       "actor.transformer.h.1.mlp"), marks=pytest.mark.slow),
         pytest.param(*("python accelerated.py data", 3, "net", "data", "data", "inputs"), marks=pytest.mark.slow),
     ],
 )  # fmt: skip

@@ -239,7 +239,7 @@ def command_profile(tmp_path: Path) -> Callable[[str], Path]:
         pytest.param("rewards", 1, None, "rewards", marks=SLOW),
         pytest.param("loss", 1, "actor_update", "loss", marks=SLOW),
         pytest.param("update", 2, "actor_update", "optimizer", marks=SLOW),
-        ("between", 1, "actor_update", "weights"),
+        pytest.param("between", 1, "actor_update", "weights", marks=SLOW),
     ],
 )
 def test_a_command_trainer_is_located(
@@ -259,6 +259,7 @@ def test_a_command_trainer_is_located(
         assert "no model is involved" in document["cause"]["explanation"]
 
 
+@SLOW
 def test_a_command_trainer_without_a_fault_is_identical(
     check: Callable[..., Any], command_profile: Callable[[str], Path]
 ) -> None:

@@ -16,18 +16,18 @@ FORWARD = {
     "actor_update": "actor",
     "critic_update": "critic",
 }
-QUICK = {("ppo", "critic_update", "gradient_order")}
+
+pytestmark = pytest.mark.slow
 
 
-def _cases() -> list[Any]:
+def _cases() -> list[tuple[str, str, str]]:
     cases = []
     for algorithm in ("grpo", "ppo", "dapo"):
         for stage, role in FORWARD.items():
             if role == "critic" and algorithm != "ppo":
                 continue
             for kind in ("sum_order", "gradient_order") if stage.endswith("update") else ("sum_order",):
-                marks = () if (algorithm, stage, kind) in QUICK else pytest.mark.slow
-                cases.append(pytest.param(algorithm, stage, kind, marks=marks))
+                cases.append((algorithm, stage, kind))
     return cases
 
 
@@ -54,8 +54,7 @@ def test_one_rank(check: Callable[..., Any], algorithm: str, stage: str, kind: s
     _assert_located(done.document, stage, kind, name, [0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "stage", "kind"), [case.values for case in _cases()])
+@pytest.mark.parametrize(("algorithm", "stage", "kind"), _cases())
 def test_two_ranks_of_which_one_has_it(check: Callable[..., Any], algorithm: str, stage: str, kind: str) -> None:
     option, name = _fault(FORWARD[stage], stage, kind, ", rank: 1")
     done = check(f"{algorithm}-2ranks", "--set", "check.steps=3", "--set", option)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from probe.store.digest import digest
-from probe.store.writer import DumpWriter, Numbers
+from probe.store.numeric import Numbers
+from probe.store.writer import DumpWriter
 from tests.probe.traces import Recorder, item, write_traces
 
 FLAGS = (

@@ -280,7 +280,8 @@ def _said(out: Path, run: str) -> Any:
     return json.loads((out / run / "msprobe_dump/manifest.json").read_text())
 
 
-@pytest.mark.parametrize("how", ["kill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("raise", "exit"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "raise", "exit"])
 def test_run_b_alone_dies(check: Callable[..., Any], planned: Callable[..., Path], tmp_path: Path, how: str) -> None:
     out = tmp_path / "out"
     done = check(planned(b={"dies": 3}, how=how), "--out", out)
@@ -317,6 +318,7 @@ def test_run_a_dies(check: Callable[..., Any], planned: Callable[..., Path], tmp
     assert _said(out, "b")["steps_finished"] <= 3, "run b need not go on after the step in which run a died"
 
 
+@pytest.mark.slow
 def test_run_a_dies_after_a_difference(check: Callable[..., Any], planned: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = check(planned(a={"dies": 2, "differs": 0}), "--out", out)

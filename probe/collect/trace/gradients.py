@@ -28,6 +28,7 @@ from probe.collect.trace.internals import (
 from probe.collect.trace.items import Leaf
 from probe.collect.trace.reduction import Reductions
 from probe.collect.trace.registry import Registry
+from probe.language import tell
 
 _MOST_NODES = 100_000
 """Nodes that are looked at for one call."""
@@ -107,7 +108,7 @@ class Gradients:
             called = name or self._called(leaf)
             if self.on and called is not None:
                 # FSDP2 calls this for a shard too, once its gradient is reduced
-                reduced = "reduced" if self._registry.sharded and hasattr(leaf, "to_local") else None
+                reduced = tell("reduced") if self._registry.sharded and hasattr(leaf, "to_local") else None
                 self._emit("param_grad", called, None, [("", leaf.grad)], note=reduced)
                 self.reductions.collected(called.partition(".")[0])
 
@@ -169,7 +170,7 @@ class Gradients:
             if version(tensor) == before:
                 _add_edge(edges, path, tensor)
             else:
-                note = f"{path}: a view that was changed in place"
+                note = tell("{path}: a view that was changed in place", path=path)
                 self._recorder.emit("not_observed", name, call, [], note=note)
         ends = [node for node in ends if edges.first <= sequence_number(node) < NO_SEQUENCE]
         if not ends or not (edges.inputs or outer is not None):
@@ -207,7 +208,9 @@ class Gradients:
             if whole:
                 self._emit("grad_output", name, call, [(path, gradients[number])])
             else:
-                note = f"{path}: its gradient, since it is a view of what was changed in place, or had none"
+                note = tell(
+                    "{path}: its gradient, since it is a view of what was changed in place, or had none", path=path
+                )
                 self._recorder.emit("not_observed", name, call, [], note=note)
 
         start.register_hook(base_hook)

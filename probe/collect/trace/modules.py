@@ -1,16 +1,18 @@
 """Modules entered and left: ``forward`` of their classes is replaced, and put back when the probe closes.
 
 On the class, ``module.forward(…)`` is seen too, pickling and copying work, and signatures stay. Who asks the class gets
-the function that was there.
+the function that was there. A module that was given a bound method of its own as ``forward``, as TRL and accelerate do,
+gets another one.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -27,8 +29,9 @@ from probe.collect.trace.internals import (
 )
 from probe.collect.trace.items import Leaves
 from probe.collect.trace.registry import NamedModule, Registry, gathered_parameters
-from probe.collect.trace.watched import Watched
+from probe.collect.trace.watched import Watched, watched_method
 from probe.errors import RecordError
+from probe.language import tell
 
 Stop = Callable[[Exception], None]
 """What is done with an error of the trace: raised to the trainer, or told and no more recorded."""
@@ -92,6 +95,8 @@ class Modules:
         self._stop = stop
         self._calls = _Calls()
         self._patched: dict[type, tuple[Any, Any]] = {}
+        self._own: dict[int, tuple[weakref.ref[torch.nn.Module], MethodType, MethodType]] = {}
+        """Modules with a bound method of their own as ``forward``, by id: it, and what stands for it."""
         self._hidden: dict[int, tuple[NamedModule, str]] = {}
         """Modules that cannot be watched, by id, and why."""
 
@@ -100,9 +105,10 @@ class Modules:
         for named in self._registry.modules.values():
             kind = type(named.module)
             if is_compiled(named.module):
-                self._hide(named, "torch.compile or torch.jit runs it; its inside cannot be seen")
+                self._hide(named, tell("torch.compile or torch.jit runs it; its inside cannot be seen"))
             elif "forward" in named.module.__dict__:
-                self._hide(named, "its own forward takes the place of its class's")
+                if not self._patch_own(named.module):
+                    self._hide(named, tell("its own forward takes the place of its class's"))
             elif not self._is_watched(kind) and not self._patch(kind):
                 self._hide(named, "its forward is no function")
 
@@ -117,6 +123,11 @@ class Modules:
             else:
                 kind.forward = own  # type: ignore[attr-defined]
         self._patched.clear()
+        for reference, own, ours in self._own.values():
+            module = reference()
+            if module is not None and module.__dict__.get("forward") is ours:
+                module.forward = own
+        self._own.clear()
 
     def _is_watched(self, kind: type) -> bool:
         """Whether a class has our ``forward``: a library may have put its own there since."""
@@ -145,12 +156,46 @@ class Modules:
         if not isinstance(seen, FunctionType) or not (own is None or isinstance(own, FunctionType)):
             return False
         run = own if own is not None else _inherited(kind)
+        stands = Watched(
+            seen, self._watching(run, seen, lambda module: type(module) is kind and not self._has_own(module))
+        )
+        kind.forward = stands  # type: ignore[attr-defined]
+        self._patched[kind] = (own, stands)
+        return True
+
+    def _has_own(self, module: torch.nn.Module) -> bool:
+        return id(module) in self._own and "forward" in module.__dict__
+
+    def _patch_own(self, module: torch.nn.Module) -> bool:
+        """Replaces a module's own forward; False where that cannot be done."""
+        own = module.__dict__["forward"]
+        known = self._own.get(id(module))
+        if known is not None and known[2] is own:
+            return True
+        if not isinstance(own, MethodType) or own.__self__ is not module:
+            return False
+        run: Callable[..., Any] = own.__func__
+        ours = watched_method(own, self._watching(run, run, self._has_own))
+        self._own[id(module)] = (weakref.ref(module), own, ours)
+        module.forward = ours
+        return True
+
+    def _watching(
+        self, run: Callable[..., Any], seen: Callable[..., Any], is_mine: Callable[[torch.nn.Module], bool]
+    ) -> Callable[..., Any]:
+        """What stands for a forward.
+
+        Args:
+            run: It, as a function of the module.
+            seen: What it looks like to those who ask for its signature.
+            is_mine: Whether the calls of a module are watched here, and not in a subclass or on the module itself.
+        """
         watching, registry = self, self._registry
 
         @functools.wraps(seen)
         def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not watching.on or type(module) is not kind:
-                return run(module, *args, **kwargs)  # of a subclass, its own forward is watched
+            if torch.compiler.is_compiling() or not watching.on or not is_mine(module):
+                return run(module, *args, **kwargs)
             named = registry.module(module)
             if named is None or is_traced_by_jit():
                 return run(module, *args, **kwargs)
@@ -165,10 +210,7 @@ class Modules:
             watching.leave(frame, result)
             return result
 
-        stands = Watched(seen, forward)
-        kind.forward = stands  # type: ignore[attr-defined]
-        self._patched[kind] = (own, stands)
-        return True
+        return forward
 
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame | None:
         """A module is entered. Returns None where the recording has stopped."""
@@ -233,14 +275,14 @@ class Modules:
                 place.versions[id(weight)] = now
                 changed.append((f"{name}.{key}"[len(role) + 1 :], weight))
         if changed:
-            self._recorder.emit("weights", role, None, self._recorder.items(role, changed), note="changed")
+            self._recorder.emit("weights", role, None, self._recorder.items(role, changed), note=tell("changed"))
 
     def _gathered(self, named: NamedModule, name: str, call: int) -> None:
         """The whole weights, as a module of FSDP2 sees them; and their gradients, before they are reduced."""
         weights = gathered_parameters(named.module)
         if not weights:
             return
-        self._recorder.emit("weights", name, call, self._recorder.items(name, weights), note="gathered")
+        self._recorder.emit("weights", name, call, self._recorder.items(name, weights), note=tell("gathered"))
         for path, weight in weights:
             if weight.requires_grad:
                 self._gradients.watch_parameter(weight, f"{name}.{path}")
@@ -267,7 +309,7 @@ class Modules:
         """A module was left by an exception, which is the trainer's own: nothing may hide it."""
         self._pop(frame)
         if self.on:
-            note = f"left by {type(error).__name__}"
+            note = tell("left by {error}", error=type(error).__name__)
             self._recorder.emit("forward_output", frame.name, frame.call, [], note=note, recomputed=frame.recomputed)
 
     def _pop(self, frame: Frame) -> None:

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from probe.collect.trace.events import Recorder
 from probe.collect.trace.items import Leaf, Leaves
 from probe.collect.trace.registry import NamedParameter, Registry
+from probe.language import tell
 
 _CLIP = "_clip_grads_with_norm_"
 
@@ -114,7 +115,9 @@ class Optimizers:
             for path, dtype, shape, digest in items:  # nothing runs in between: hashed once
                 if path in shards:
                     continue
-                self._recorder.emit("param_grad", f"{role}.{path}", None, [["", dtype, shape, digest]], note="reduced")
+                self._recorder.emit(
+                    "param_grad", f"{role}.{path}", None, [["", dtype, shape, digest]], note=tell("reduced")
+                )
         self._recorder.emit("optimizer", f"{role}:{what}", None, items)
 
     def _emit(self, role: str, what: str, leaves: list[Leaf]) -> None:

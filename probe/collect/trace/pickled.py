@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from probe.collect.trace.internals import plain_class
-from probe.collect.trace.watched import Watched
+from probe.collect.trace.watched import Watched, original
 
 _TOOLS = ("msprobe", __name__.rpartition(".trace.")[0], "torch.distributed")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -80,8 +80,10 @@ def _without_tools(state: dict[str, Any]) -> dict[str, Any]:
     """A module's state without the hooks that tools have put there."""
     made = {key: value for key, value in state.items() if not key.startswith(("msprobe_", _OF_SHARDING))}
     made |= {key: type(made[key])() for key in _OF_STATES if made.get(key)}
-    if "forward" in made and _is_tool(made["forward"]):
-        del made["forward"]
+    if "forward" in made:
+        made["forward"] = original(made["forward"])
+        if _is_tool(made["forward"]):
+            del made["forward"]
     gone: set[int] = set()
     for key in _HOOKS:
         if made.get(key):

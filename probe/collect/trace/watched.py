@@ -1,11 +1,15 @@
-"""What stands in a class in the place of its ``forward`` while modules are watched."""
+"""What stands in a class, or on a module, in the place of ``forward`` while modules are watched."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from probe.collect.trace.internals import run_as_it_is
+
+_OWN = "_firstdiff_own"
+"""Attribute of a function that stands for another: that one."""
 
 
 class Watched:
@@ -34,3 +38,21 @@ class Watched:
         """The method of an instance, the function of the class."""
         watching: Any = self._watching
         return self.own if instance is None else watching.__get__(instance, owner)
+
+
+def watched_method(own: MethodType, forward: Callable[..., Any]) -> MethodType:
+    """What stands on a module for a bound ``forward`` of its own: a copy of the module gets one of the copy.
+
+    Args:
+        own: What is there.
+        forward: Observes the calls.
+    """
+    forward.__dict__[_OWN] = own.__func__
+    return MethodType(forward, own.__self__)
+
+
+def original(value: Any) -> Any:
+    """What ``watched_method`` stands for; anything else as it is."""
+    function = getattr(value, "__func__", None)
+    own = getattr(function, "__dict__", {}).get(_OWN)
+    return value if own is None else MethodType(own, value.__self__)

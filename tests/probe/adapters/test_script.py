@@ -82,6 +82,36 @@ print(probe.WHOSE, tasks.WHOSE, flows.WHOSE, sitecustomize.WHOSE, sys.path[:2], 
     assert run.stages() == [(0, "model", 0), (1, "model", 0)]
 
 
+def test_a_package_and_a_hard_exit_and_a_sitecustomize_of_the_scripts_own(observe):
+    script = f"""{TRAIN}
+from . import sitecustomize as mine
+import sitecustomize
+assert sitecustomize.WHOSE == mine.WHOSE == "mine", sitecustomize
+print("hash of a text", hash("text"), flush=True)
+import os
+os._exit(0)
+"""
+    site = "WHOSE = 'mine'"
+    run = observe("-m", "package.train", package__train=script, package__sitecustomize=site, sitecustomize=site)
+    assert run.error is None, run.log
+    assert run.stages() == [(0, "model", 0), (1, "model", 0)]
+    assert run.dump.complete
+    assert run.dump.steps_finished == 2
+    assert run.log != observe("-m", "package.train").log  # the order of sets is drawn anew, as without a check
+
+
+def test_a_training_in_a_thread_of_its_own_is_recorded_whole(observe):
+    lines = "\n".join(f"    {line}" for line in TRAIN.splitlines())
+    script = (
+        f"import threading\ndef work():\n{lines}\nthread = threading.Thread(target=work)\nthread.start()\nthread.join()"
+    )
+    run = observe(train=script)
+    assert run.error is None, run.log
+    assert run.dump.problems == []
+    assert run.dump.steps_finished == 2
+    assert run.stages() == [(0, "model", 0), (1, "model", 0)]
+
+
 def test_a_script_that_calls_the_probe_is_observed_as_it_asks(observe):
     script = f"""
 from probe import Probe
@@ -118,6 +148,11 @@ model(torch.randn(3, 4))
     ("script", "said"),
     [
         ("print('no torch')", "no Python process of the command imported torch"),
+        (
+            "import os, subprocess, sys; env = {**os.environ, 'PYTHONPATH': ''};"
+            " subprocess.run([sys.executable, '-c', 'import torch'], env=env)",
+            "with a PYTHONPATH of their own, are not seen",
+        ),
         ("import torch; torch.ones(2).sum()", "imported torch, and called no module"),
     ],
 )

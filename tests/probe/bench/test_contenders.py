@@ -20,7 +20,8 @@ from probe.bench.sizes import BytesSize, DigestsSize, LocateSize, RecordingSize
 from probe.compare import compare_traces
 from probe.errors import InternalError
 from probe.store.reader import read_dump
-from probe.store.trace_reader import TraceReader, read_traces
+from probe.store.trace_reader import TraceReader
+from probe.store.traces import read_traces
 
 needs_msprobe = pytest.mark.skipif(
     importlib.util.find_spec("msprobe") is None, reason="msprobe's wheels are for Linux only"

@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
 from inspect import signature
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -457,6 +458,45 @@ class TestModules:
         kinds = [(e["kind"], e.get("module")) for e in map(json.loads, lines)]
         assert ("forward_input", "Inherits") in kinds
         assert kinds.count(("forward_input", "Bilinear")) == 1
+
+    def test_a_bound_forward_of_a_module_s_own_is_observed_copied_and_put_back(self, trace):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        plain = model.forward
+
+        def twice(self, x):
+            return torch.nn.Sequential.forward(self, x) * 2
+
+        own = model.forward = MethodType(twice, model)
+        x = torch.ones(1, 2)
+        expected = model(x)
+
+        def code(probe: Probe) -> None:
+            probe.attach(actor=model)
+            with probe.stage("actor_compute_log_prob"):
+                assert torch.equal(model(x), expected)
+                copied = deepcopy(model)
+                assert copied.forward.__self__ is copied
+                with torch.no_grad():
+                    copied[0].weight.zero_()
+                assert not torch.equal(copied(x), expected)
+            model.forward = plain  # as accelerate does when it unwraps a model
+            with probe.stage("actor_update"):
+                model(x)
+
+        events = trace(code)
+        calls = [(e["name"], e["call"]) for e in events if e["kind"] == "forward_output" and e["name"] == "actor"]
+        assert calls == [("actor", 0), ("actor", 0)]
+        assert [e for e in events if e["kind"] == "not_observed"] == []
+        assert model.forward is plain
+        model.forward = own
+
+        def other(probe: Probe) -> None:
+            probe.attach(actor=model)
+            with probe.stage("actor_update"):
+                assert model.forward is not own
+
+        trace(other)
+        assert model.forward is own
 
     def test_what_cannot_be_observed_is_said(self, trace):
         model = torch.nn.ModuleDict(

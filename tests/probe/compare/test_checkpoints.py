@@ -604,3 +604,19 @@ def test_a_checkpoint_is_told_from_other_things(tmp_path: Path) -> None:
         compare_dumps(tmp_path / "x.txt", tmp_path / "x.txt", None)
     found = read_checkpoint(as_safetensors(state(), tmp_path / "b")).tensors
     assert all(isinstance(value, StoredTensor) for value in found.values())
+
+
+def test_one_element_of_a_larger_tensor_and_a_tensor_alone(tmp_path: Path) -> None:
+    torch.save(torch.arange(8.0)[1::4][:1], tmp_path / "a.pt")
+    torch.save(torch.tensor([1.0]), tmp_path / "b.pt")
+    torch.save(torch.tensor([2.0]), tmp_path / "c.pt")
+    assert compare_dumps(tmp_path / "a.pt", tmp_path / "b.pt", None)["verdict"] == "identical"
+    found = compare_dumps(tmp_path / "a.pt", tmp_path / "c.pt", None)
+    assert [each["name"] for each in found["checkpoint"]["parameters"]] == ["the tensor"]
+
+
+def test_why_a_file_that_was_cut_off_cannot_be_read_is_said_whole(tmp_path: Path) -> None:
+    file = as_torch(state(), tmp_path / "a")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(DumpError, match=r"\(PytorchStreamReader failed reading zip archive: [a-z ]+\)$"):
+        read_checkpoint(file)

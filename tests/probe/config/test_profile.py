@@ -17,6 +17,8 @@ from probe.config.loading import SHIPPED_PROFILES
 from probe.errors import ConfigError, UsageError
 from probe.types import ROLES_OF_STAGE, STAGES
 
+OF_A_HOST = {"ascend-qwen2.5": r"trainer\.config\.model\.path", "mindspeed-rl": r"trainer\.repo"}
+"""Profiles of hosts with weights, or a checkout, of their own: the key that names these."""
 SHIPPED = sorted(SHIPPED_PROFILES.glob("*.yaml"))
 
 
@@ -119,6 +121,16 @@ def test_determinism_leaves_alone_what_is_null() -> None:
     assert Determinism.model_validate(dict.fromkeys(keys)).environment == {}
 
 
+def test_a_script_gets_only_the_variables_that_its_profile_names() -> None:
+    trainer = {"kind": "script", "command": ["python", "train.py"], "cwd": "."}
+    assert Profile.model_validate({"trainer": trainer}).determinism.environment == {}
+    given = Profile.model_validate({"trainer": trainer, "determinism": {"python_hash_seed": 0}})
+    assert given.determinism.environment == {"PYTHONHASHSEED": "0"}
+    assert Profile.model_validate(given.model_dump()) == given
+    enforced = Profile.model_validate({"trainer": trainer, "determinism": "enforce"})
+    assert enforced.determinism.environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
 def test_the_schema_file_is_not_stale() -> None:
     stored = json.loads((SHIPPED_PROFILES / "profile.schema.json").read_text(encoding="utf-8"))
     assert stored == profile_schema(), "run: make schema"
@@ -129,8 +141,8 @@ def test_shipped_profiles_load_and_fit_the_schema(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.startswith("# yaml-language-server: $schema=profile.schema.json\n")
     jsonschema.Draft202012Validator(profile_schema()).validate(yaml.safe_load(text))
-    if file.stem == "ascend-qwen2.5":  # for a host with weights of its own
-        with pytest.raises(ConfigError, match=r"trainer\.config\.model\.path: no such folder"):
+    if (key := OF_A_HOST.get(file.stem)) is not None:
+        with pytest.raises(ConfigError, match=rf"{key}: no such folder"):
             load_profile(file.stem)
     else:
         load_profile(file.stem)

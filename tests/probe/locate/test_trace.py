@@ -413,6 +413,19 @@ class TestNotObserved:
         assert locate({0: events}, {0: from_on(events, at)}).hidden == []
 
 
+def test_where_one_gradient_arrives_at_several_modules_the_innermost_encloses(locate: Locate) -> None:
+    recorder = Recorder()
+    recorder.enter(UPDATE)
+    recorder.forward("actor", 0)
+    for name in (BLOCK, "actor"):  # the model returns what its block does: the block is told first
+        recorder.of_module("grad_output", name, 0)
+    recorder.of_module("grad_output", f"{BLOCK}.down", 0)
+    recorder.leave()
+    events = recorder.events
+    answer = locate({0: events}, {0: from_on(events, find(events, 0, "grad_output", f"{BLOCK}.down"))})
+    assert (answer.cause.kind, answer.cause.name) == ("module_backward", BLOCK)
+
+
 class TestCheckpointing:
     def events(self) -> list[Event]:
         """The block is run again in its backward; its last module and the block itself are never left."""

@@ -82,6 +82,7 @@ def test_every_entry_is_short_and_can_be_chosen(hint: Hint) -> None:
         ("buffers", {"name": "rollout.model.rotary_emb.inv_freq"}, "uninitialised-memory"),
         ("module_forward", {"module": "Dropout", "devices": {"cpu"}}, "dropout"),
         ("data", {"event": "data"}, "loader-workers"),
+        ("rng", {"event": "rng", "name": "python"}, "rng"),
         ("rewards", {}, "rewards"),
     ],
 )

@@ -599,14 +599,14 @@ def test_no_real_name_is_there_before_its_file_is_whole(probe: Any, monkeypatch:
     """Seen in the middle of every write of values."""
     recording = probe()
     middle: list[set[str]] = []
-    real = writer._write_npy
+    real = writer.write_npy
 
     def write(file: Any, values: Any) -> None:
         real(file, values)
         file.flush()
         middle.append({path.name for path in (recording._folder / "data").rglob("*") if path.is_file()})
 
-    monkeypatch.setattr("probe.store.writer._write_npy", write)
+    monkeypatch.setattr("probe.store.writer.write_npy", write)
     recording.save({"x": torch.ones(3)})
     recording.save({"x": torch.ones(3)})
     recording.close()

@@ -333,3 +333,12 @@ def test_packing_again_is_quick_and_changes_nothing(dump: Path) -> None:
     before = (dump / packing.NAME).stat().st_mtime_ns
     assert pack(dump) is None
     assert (dump / packing.NAME).stat().st_mtime_ns == before
+
+
+def test_a_packed_file_cut_off_within_a_large_file_is_one_sentence(make_dump: MakeDump) -> None:
+    folder = make_dump("dump", [("loss", torch.arange(1 << 20), {"stage": "actor_update"})])
+    pack(folder)
+    packed = folder / "packed.tar.zst"
+    packed.write_bytes(packed.read_bytes()[: packed.stat().st_size // 2])
+    with pytest.raises(DumpError, match=r"packed\.tar\.zst: is cut off$"):
+        compare_dumps(folder, folder, None)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from probe.errors import DumpError
 from probe.store import trace_reader
 from probe.store.trace_events import NO_EVENT, TraceEvent, parse_event, parse_place, step_of
-from probe.store.trace_reader import TraceFile, TraceReader, read_traces
+from probe.store.trace_reader import TraceFile, TraceReader
+from probe.store.traces import read_traces
 from tests.probe.traces import seal, trace_bytes, training, write_traces
 
 EVENT: dict[str, Any] = {

@@ -20,8 +20,8 @@ from probe.compare import compare_key_data
 from probe.errors import DumpError, RecordError
 from probe.store import layout
 from probe.store.digest import digest
+from probe.store.numeric import Numbers, statistics
 from probe.store.reader import read_dump, read_values
-from probe.store.writer import Numbers, statistics
 
 MakeDump = Callable[..., Path]
 

@@ -295,6 +295,7 @@ def test_a_run_that_ends_with_an_error_leaves_an_incomplete_dump(runs):
     assert not dump.complete
 
 
+@pytest.mark.slow
 def test_a_range_past_the_end_is_said_once_though_the_interpreter_starts_again(tmp_path):
     section = "msprobe_config: {msprobe: true, reference_dump: true, step_end: 9}"
     (tmp_path / "trainer.yaml").write_text(trainer_file(section))
