@@ -41,7 +41,7 @@ def sample_notes(key_data: KeyDataComparison, a: Path, b: Path) -> list[str]:
     files = beside(a, b)[0]
     if not files:
         return []
-    said = []
+    said: list[str] = []
     with suppress(DumpError):  # which has been said
         said += [NAMED_AT_RANDOM] if any(names_are_random(path) for path in islice(files.values(), 1)) else []
     first = min(key_data.differing, key=lambda entry: entry.order, default=None)

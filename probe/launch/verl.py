@@ -16,6 +16,7 @@ from typing import Any
 
 from probe.config import Profile, VerlTrainer
 from probe.errors import InconclusiveError
+from probe.language import tell
 from probe.launch.requirements import is_number, refuse, unmet, value_at
 from probe.launch.running import Ended, Start
 from probe.launch.verl_compose import SOURCE, command_of, composed
@@ -41,7 +42,7 @@ _STAGES_OF_ROLE = {
 }
 """Our stages that the tool can dump: those whose workers carry its annotations, by the section of their profiler."""
 _TOOL = "global_profiler.global_tool_config.precision_debugger"
-_SAMPLES_ONLY = (
+_SAMPLES_ONLY = tell(
     "compared are samples alone, the texts and rewards of each step: a difference in weights shows there only when"
     " another token is drawn from it, so equal runs are at best inconclusive"
 )
@@ -69,20 +70,34 @@ class VerlLauncher:
         lacking = unmet(configuration, requirements(configuration))
         if not self._profile.determinism.enforce:
             refuse(SOURCE, configuration, lacking)
-        said = [f"{one.key}={_quoted(one.value)} is added (determinism: enforce); else {one.why}" for one in lacking]
+        said: list[str] = [
+            tell(
+                "{key}={value} is added (determinism: enforce); else {why}",
+                key=one.key,
+                value=_quoted(one.value),
+                why=one.why,
+            )
+            for one in lacking
+        ]
         last = self._last_dumped(self._profile.last_step, configuration)
-        compared = f"compared are the samples of each step, and the layers of step {last}, the last one"
+        compared = tell("compared are the samples of each step, and the layers of step {step}, the last one", step=last)
         said += [_SAMPLES_ONLY if last is None else compared, *not_enforced(configuration)]
         if (address := self._cluster(configuration)) is not None:
             said.append(
-                f"verl runs on the Ray cluster at {address}, which was there before: Ray ends its workers when their"
-                " driver is gone; the check's folder must be the same on all of its hosts"
+                tell(
+                    "verl runs on the Ray cluster at {address}, which was there before: Ray ends its workers when their"
+                    " driver is gone; the check's folder must be the same on all of its hosts",
+                    address=address,
+                )
             )
         if (reason := cannot_dump(configuration)) is not None:
             said.append(reason)
         elif has_critic(configuration):
             said.append(
-                "verl's precision_debugger cannot dump the critic: its worker names its stages otherwise than the tool"
+                tell(
+                    "verl's precision_debugger cannot dump the critic: its worker names its stages otherwise than the"
+                    " tool"
+                )
             )
         return said
 

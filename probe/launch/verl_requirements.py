@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from probe.language import tell
 from probe.launch.requirements import Requirement, is_number, value_at
 
 SEED = 42
@@ -25,7 +26,7 @@ def requirements(configuration: Mapping[str, Any]) -> list[Requirement]:
     """
     found = []
     if value_at(configuration, "data.validation_shuffle") is not None:
-        why = "the samples of a validation come in another order in each run"
+        why = tell("the samples of a validation come in another order in each run")
         found.append(Requirement("data.validation_shuffle", "false", _is_false, False, why))
     for role in roles(configuration):
         found += _of_role(configuration, role)
@@ -34,15 +35,15 @@ def requirements(configuration: Mapping[str, Any]) -> list[Requirement]:
         rollouts.append("reward.reward_model.rollout")
     for place in rollouts:
         if _has(configuration, f"{place}.{FULL}"):
-            why = "requests are scheduled, and tokens drawn, as it happens"
+            why = tell("requests are scheduled, and tokens drawn, as it happens")
             found.append(Requirement(f"{place}.{FULL}", "true", _is_true, True, why))
         if _has(configuration, f"{place}.seed"):
-            found.append(Requirement(f"{place}.seed", "a number", is_number, SEED, "tokens are drawn at random"))
+            found.append(Requirement(f"{place}.seed", "a number", is_number, SEED, tell("tokens are drawn at random")))
     if value_at(configuration, "trainer.use_v1") is True:
-        why = "it trains on the samples that are ready first"
+        why = tell("it trains on the samples that are ready first")
         found.append(Requirement("trainer.v1.trainer_mode", "sync", lambda value: value == "sync", "sync", why))
     if _saves(configuration):
-        why = "run b would go on from the checkpoint that run a saves"
+        why = tell("run b would go on from the checkpoint that run a saves")
         wanted = "disable or resume_path"
         found.append(
             Requirement("trainer.resume_mode", wanted, lambda v: v in ("disable", "resume_path"), "disable", why)
@@ -69,27 +70,43 @@ def has_critic(configuration: Mapping[str, Any]) -> bool:
 
 def not_enforced(configuration: Mapping[str, Any]) -> list[str]:
     """What verl asks for and does not enforce, and what it has no key for: one sentence each."""
-    said = [
-        "verl's full_determinism asks for deterministic algorithms with warn_only=True: an operation that has no"
-        " deterministic form runs all the same, and only warns; the profile's determinism.deterministic_algorithms is"
-        " not enforced in its workers"
+    said: list[str] = [
+        tell(
+            "verl's full_determinism asks for deterministic algorithms with warn_only=True: an operation that has no"
+            " deterministic form runs all the same, and only warns; the profile's determinism.deterministic_algorithms"
+            " is not enforced in its workers"
+        )
     ]
     for role in roles(configuration):
         if not any(_full_keys(configuration, role)):
             strategy = value_at(configuration, f"{role}.strategy")
             said.append(
-                f"{role}: its engine ({strategy}) has no full_determinism in this version: nothing asks for it there"
+                tell(
+                    "{role}: its engine ({strategy}) has no full_determinism in this version: nothing asks for it"
+                    " there",
+                    role=role,
+                    strategy=strategy,
+                )
             )
     if value_at(configuration, "data.shuffle") is True and value_at(configuration, "data.seed") is None:
-        said.append("data.seed is not set: verl shuffles the data by torch's own default seed, the same in every run")
+        said.append(
+            tell("data.seed is not set: verl shuffles the data by torch's own default seed, the same in every run")
+        )
     engine = value_at(configuration, f"{_ROLLOUT}.name")
     if not _has(configuration, f"{_ROLLOUT}.{FULL}"):
         said.append(
-            "this version of verl has no actor_rollout_ref.rollout.full_determinism: in which order requests are"
-            " scheduled, and so what is sampled, is left to the inference engine"
+            tell(
+                "this version of verl has no actor_rollout_ref.rollout.full_determinism: in which order requests are"
+                " scheduled, and so what is sampled, is left to the inference engine"
+            )
         )
     elif engine not in (None, "vllm", "???"):
-        said.append(f"verl puts rollout.full_determinism into effect for vLLM alone; the rollout is {engine}'s")
+        said.append(
+            tell(
+                "verl puts rollout.full_determinism into effect for vLLM alone; the rollout is {engine}'s",
+                engine=engine,
+            )
+        )
     return said
 
 
@@ -97,7 +114,7 @@ def cannot_dump(configuration: Mapping[str, Any]) -> str | None:
     """Why its profiler dumps no layers; None where it does."""
     if _has(configuration, f"{_TOOL}.config_path"):
         return None
-    return "this version of verl has no precision_debugger among the tools of its profiler (0.9.1 has)"
+    return tell("this version of verl has no precision_debugger among the tools of its profiler (0.9.1 has)")
 
 
 def follows_the_end(configuration: Mapping[str, Any]) -> bool:
@@ -121,12 +138,12 @@ def world_size(configuration: Mapping[str, Any]) -> int | None:
 
 def _of_role(configuration: Mapping[str, Any], role: str) -> Iterator[Requirement]:
     for key in _full_keys(configuration, role):
-        yield Requirement(key, "true", _is_true, True, "its operators may add in another order in each run")
+        yield Requirement(key, "true", _is_true, True, tell("its operators may add in another order in each run"))
         seed = f"{key.rpartition('.')[0]}.seed"
         if _has(configuration, seed):
-            yield Requirement(seed, "a number", is_number, SEED, "its random states begin anew in each run")
+            yield Requirement(seed, "a number", is_number, SEED, tell("its random states begin anew in each run"))
     if value_at(configuration, f"{role}.shuffle") is True:
-        why = "mini-batches are shuffled anew in each run"
+        why = tell("mini-batches are shuffled anew in each run")
         yield Requirement(f"{role}.data_loader_seed", "a number", is_number, SEED, why)
 
 

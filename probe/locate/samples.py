@@ -12,7 +12,10 @@ from probe.locate.conclude import Conclusion, SecondPair
 from probe.locate.first import FirstKeyData
 from probe.types import Target
 
-_NOT_DUMPED = {"data": "first module (its embedding)", "loss": "last module (its head)"}
+_NOT_DUMPED = {
+    "data": tell("the model's first module (its embedding)"),
+    "loss": tell("the model's last module (its head)"),
+}
 """What else may be the reason where nothing that was dumped comes before a difference."""
 
 
@@ -63,7 +66,9 @@ def conclude_of_last(last: LayerComparison, second: SecondPair | None) -> Conclu
         return _leading_on(Conclusion(place, cause), place.step)
     located = cause_of_layers(None, second.layers, second.runs)
     if located is None:
-        note = "not reproduced: the layers of runs c and d are the same before that step, the answer is that of a and b"
+        note = tell(
+            "not reproduced: the layers of runs c and d are the same before that step, the answer is that of a and b"
+        )
         return Conclusion(place, cause, reproduced=False, notes=[note])
     return _leading_on(Conclusion(*located, reproduced=True), place.step)
 
@@ -72,10 +77,18 @@ def _leading_on(conclusion: Conclusion, step: int) -> Conclusion:
     """What to say of a difference in layers that were dumped because of a later step."""
     place, cause = conclusion.first, conclusion.cause
     if place is not None and cause.kind == "weights" and 1 < place.step < step:
-        further = f"trainer.look_back={step - place.step + 1} or more dumps the steps before it, too"
-        note = f"step {place.step} began with weights that differed: {further}"
+        note = tell(
+            "step {step} began with weights that differed: trainer.look_back={count} or more dumps the steps before it,"
+            " too",
+            step=place.step,
+            count=step - place.step + 1,
+        )
         return replace(conclusion, notes=[*conclusion.notes, note])
     if (end := _NOT_DUMPED.get(cause.kind)) is not None:
-        why = f"{cause.explanation}, or the model's {end}, which msprobe leaves out of a dump under verl"
+        why = tell(
+            "{explanation}, or {end}, which msprobe leaves out of a dump under verl",
+            explanation=cause.explanation,
+            end=end,
+        )
         return replace(conclusion, cause=replace(cause, explanation=why))
     return conclusion

@@ -125,7 +125,7 @@ class CheckResult:
         if last.differences:
             self.verdict = "divergent"
         elif self.key_data is not None and (last.problems or not last.compared):
-            lacking = "no layers of a last step were dumped in both runs: equal samples are not equal weights"
+            lacking = tell("no layers of a last step were dumped in both runs: equal samples are not equal weights")
             self.key_data.problems += last.problems or [lacking]
             self.verdict = self.key_data.verdict
 

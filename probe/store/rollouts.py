@@ -40,7 +40,7 @@ NAMES = "uid"
 """A column that is such a one where all of it was made like ``_GENERATED``."""
 _GENERATED = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(\d{1,9})_(\d{1,9})")
 """What verl makes of a random UUID for each prompt, and the numbers of its samples and of their parts."""
-NAMED_AT_RANDOM = (
+NAMED_AT_RANDOM = tell(
     "verl sorts the samples of a step by random names: prompts are compared in the order of their texts, and another"
     " order of the prompts within one step is not seen"
 )
