@@ -72,18 +72,15 @@ def make_key_data_tables(a: Path, b: Path, folder: Path) -> Tables:
 @task(name="2 compare the last step's layers", **UNCACHED)
 def compare_last_layers(a: Path, b: Path) -> LayerComparison:
     """Compares the layers that the first pair dumped."""
-    result = compare_windows(a, b)
-    log.info("compared %d layer events of the last step: %d differ", result.compared, len(result.differences))
-    return result
+    return compare_windows(a, b)
 
 
 @task(name="5 compare layers", **UNCACHED)
 def compare_layers(c: Path, d: Path) -> SecondPair:
     """Compares key data and layers of the second pair."""
     begin(Begun(5, tell("comparing layers")))
-    dump_c = read_dump(c)
-    records = compare_mapped(compare_ranks, dump_c, read_dump(d))
-    layers: LayerComparison = compare_windows(c, d)
+    records = compare_mapped(compare_ranks, dump_c := read_dump(c), read_dump(d))
+    layers = compare_windows(c, d)
     counts = {"count": layers.compared, "different": len(layers.differences)}
     log.info("%s", tell("compared {count} layer events: {different} differ", **counts))
     return SecondPair(records, layers, dump_c, compare_events(c, d))

@@ -18,7 +18,9 @@ TERMS = frozenset(
     # values and names of settings, and words of ours that programs read, in brackets behind the Chinese
     " true false True False accumulate nearest foreach fused strict generator random hashlib state dict step"
     " determinism faults identical equivalent divergent inconclusive recomputed reduced changed gathered"
-    " forward".split()
+    " forward"
+    # inference engines, and what Ray and verl call their parts
+    " Ray RAY_ADDRESS driver rollout vLLM head profiler address local enforce".split()
 )
 _CODE = frozenset({"script", "style", "code", "pre"})
 _VOID = frozenset({"meta", "br", "img", "link", "input", "hr", "line", "circle", "polyline"})
