@@ -24,6 +24,8 @@ _MODEL_FILES = (
     *("pytorch_model.bin", "adapter_model.bin", "consolidated.safetensors", "consolidated.00.pth"),
 )
 _SUFFIXES = (SUFFIX, *torch_files.SUFFIXES)
+_OF_TENSORS = (SUFFIX, ".pt", ".pth")
+"""Endings that nothing else has."""
 _BY_NAME = tell("by name, numbers by value: safetensors files keep no other order")
 
 
@@ -128,12 +130,15 @@ def _of_files(path: Path, files: list[str]) -> Checkpoint:
 
 
 def _take_files(found: Checkpoint, files: list[str]) -> None:
-    """Takes in files beside the model's own; one that cannot be read is said, and changes nothing else."""
+    """Takes in files beside the model's own: one that is no file of tensors is said, a damaged one is a problem."""
     for name in files:
         try:
             _take(found, _of_file(found.path / name), f"{name}:")
-        except DumpError as error:
+        except torch_files.RefusedError as error:
             found.notes.append(tell("not compared: {why}", why=str(error)))
+        except DumpError as error:
+            foreign = not name.endswith(_OF_TENSORS) and not torch_files.looks_like_torch(found.path / name)
+            (found.notes if foreign else found.problems).append(tell("not compared: {why}", why=str(error)))
 
 
 def _take(found: Checkpoint, other: Checkpoint, prefix: str) -> None:

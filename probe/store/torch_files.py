@@ -19,6 +19,7 @@ from probe.errors import DumpError
 from probe.store import layout
 from probe.store.tensors import Array, Stored, StoredTensor, StoredValue
 
+_REFUSES = "torch.load(weights_only=True) refuses it"
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th")
 _DEEPEST = 200
 _NAMELESS = "the tensor"
@@ -34,6 +35,10 @@ def looks_like_torch(path: Path) -> bool:
     except OSError:
         return False
     return start == b"PK\x03\x04" or start[:1] == b"\x80"
+
+
+class RefusedError(DumpError):
+    """A file is whole, and holds what ``weights_only=True`` refuses."""
 
 
 def read_torch(path: Path) -> tuple[dict[str, Stored], list[str]]:
@@ -78,13 +83,13 @@ def load_weights(path: Path) -> Any:
         return _load(path, torch)
     except Exception as error:  # noqa: BLE001  (torch.load raises anything on a damaged file)
         if "must be imported to load DTensors" not in str(error):
-            raise DumpError(f"{path}: {why_refused(error)}") from error
+            raise _error(path, error) from error
     try:
         importlib.import_module("torch.distributed.tensor")  # allows the shards of FSDP2 and tensor parallelism
         with _without_remarks():
             return _load(path, torch)
     except Exception as error:  # noqa: BLE001  (the same)
-        raise DumpError(f"{path}: {why_refused(error)}") from error
+        raise _error(path, error) from error
 
 
 def _load(path: Path, torch: Any) -> Any:
@@ -115,6 +120,11 @@ def import_torch(path: Path) -> Any:
     return torch
 
 
+def _error(path: Path, error: Exception) -> DumpError:
+    why = why_refused(error)
+    return (RefusedError if why.startswith(_REFUSES) else DumpError)(f"{path}: {why}")
+
+
 def why_refused(error: Exception) -> str:
     """Why ``torch.load`` gave nothing, in a few words."""
     text = " ".join(str(error).split())
@@ -122,7 +132,7 @@ def why_refused(error: Exception) -> str:
         detail = text.partition("WeightsUnpickler error: ")[2] or text
         named = detail.partition("Unsupported global: GLOBAL ")[2].split(" ")[0]
         what = f"it holds {named}" if named else detail.split(". ")[0][:120]
-        return f"torch.load(weights_only=True) refuses it ({what}); nothing else is unpickled"
+        return f"{_REFUSES} ({what}); nothing else is unpickled"
     return f"not a readable file of torch.save ({text.partition('. ')[0][:200]})"
 
 

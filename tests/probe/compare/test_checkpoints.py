@@ -620,3 +620,20 @@ def test_why_a_file_that_was_cut_off_cannot_be_read_is_said_whole(tmp_path: Path
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(DumpError, match=r"\(PytorchStreamReader failed reading zip archive: [a-z ]+\)$"):
         read_checkpoint(file)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off"])
+def test_a_damaged_file_beside_the_model_is_never_identical(tmp_path: Path, content: bytes) -> None:
+    folders = [as_folder(state(), tmp_path / name) for name in "ab"]
+    for folder in folders:
+        (folder / "optimizer.pt").write_bytes(content)
+    document = compare_dumps(*folders, None)
+    assert document["verdict"] == "inconclusive"
+    assert any("optimizer.pt" in said for said in document["not_compared"]), document["not_compared"]
+
+
+def test_a_file_beside_the_model_that_is_no_file_of_tensors_is_only_said(tmp_path: Path) -> None:
+    folders = [as_folder(state(), tmp_path / name) for name in "ab"]
+    for folder in folders:
+        (folder / "tokenizer.bin").write_bytes(b"merges")
+    assert compare_dumps(*folders, None)["verdict"] == "identical"
