@@ -152,7 +152,8 @@ class Worker:
             end()
         if self.step == 2 and os.environ.get("STAND_IN_FAULT") == "weights":
             with torch.no_grad():
-                self.actor.layers[0].up.weight.mul_(1 + 1e-6 * noise())
+                weight, source = self.actor.layers[0].up.weight, torch.Generator().manual_seed(random_seed())
+                weight.mul_(1 + 1e-6 * torch.rand(weight.shape, generator=source))
         return loss.item()
 
 
