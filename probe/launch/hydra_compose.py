@@ -71,3 +71,19 @@ def compose(python: str, folder: Path, name: str, overrides: Sequence[str], env:
         raise ConfigError("the profile", "trainer.python", problem)
     why = next((line for line in said if line.startswith(("hydra.", "omegaconf."))), said[-1] if said else "no output")
     raise ConfigError(source, "", f"hydra does not take it: {why[:400]}")
+
+
+def quoted(value: object) -> str:
+    """A value of an override, in hydra's grammar.
+
+    Example:
+        >>> quoted(["some text", True, 3])
+        "['some text',true,3]"
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(quoted, value))}]"
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return str(value)

@@ -17,7 +17,7 @@ from probe.config import MindSpeedRLTrainer, Profile
 from probe.errors import ConfigError
 from probe.language import tell
 from probe.launch.finished import note_finished
-from probe.launch.hydra_compose import compose
+from probe.launch.hydra_compose import compose, quoted
 from probe.launch.mindspeed_config import (
     FOLDER,
     Checkout,
@@ -109,9 +109,9 @@ class MindSpeedRLLauncher:
             values |= runtime_env_setting(write_runtime_env(checkout, check, handed_on))
         place, name = write_config(checkout, folder, values)
         by_user = {entry.lstrip("+~").partition("=")[0] for entry in trainer.overrides}
-        forced = [f"++{key}={_quoted(value)}" for key, value in values.items() if key in by_user]
+        forced = [f"++{key}={quoted(value)}" for key, value in values.items() if key in by_user]
         self._verify(folder, name, forced, held)
-        outputs = f"hydra.run.dir={_quoted(str(folder / FOLDER / 'outputs'))}"
+        outputs = f"hydra.run.dir={quoted(str(folder / FOLDER / 'outputs'))}"
         command = found_command([trainer.python, str(script), "--config-dir", str(place), "--config-name", name])
         path = [variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")), str(self._repo)]
         return Start(
@@ -151,7 +151,7 @@ class MindSpeedRLLauncher:
         mine = [one for one in held if not one.key.startswith(f"{ENVIRONMENT}.")]
         if not mine or any(entry.lstrip("+").startswith("hydra.searchpath") for entry in self._trainer.overrides):
             return
-        search = f"hydra.searchpath=[{_quoted(f'file://{self._repo}/configs')}]"
+        search = f"hydra.searchpath=[{quoted(f'file://{self._repo}/configs')}]"
         found = self._composed(folder / FOLDER, name, [*self._trainer.overrides, *forced, search])
         refuse(str(folder / FOLDER / f"{name}.yaml"), found, unmet(found, mine))
 
@@ -216,15 +216,6 @@ def _reservations(trainer: MindSpeedRLTrainer, checkout: Checkout) -> list[str]:
             )
         )
     return said
-
-
-def _quoted(value: object) -> str:
-    """A value of an override, in hydra's grammar."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return str(value)
 
 
 def _shown(value: object) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from probe.config import Profile, VerlTrainer
 from probe.errors import InconclusiveError
 from probe.language import tell
+from probe.launch.hydra_compose import quoted
 from probe.launch.requirements import is_number, refuse, unmet, value_at
 from probe.launch.running import Ended, Start
 from probe.launch.verl_compose import SOURCE, command_of, composed
@@ -74,7 +75,7 @@ class VerlLauncher:
             tell(
                 "{key}={value} is added (determinism: enforce); else {why}",
                 key=one.key,
-                value=_quoted(one.value),
+                value=quoted(one.value),
                 why=one.why,
             )
             for one in lacking
@@ -114,8 +115,8 @@ class VerlLauncher:
         configuration = self._composed()
         lacking = unmet(configuration, requirements(configuration)) if self._profile.determinism.enforce else []
         values = {**{one.key: one.value for one in lacking}, **self._recorded(folder, spec, configuration)}
-        own = [f"++{key}={_quoted(value)}" for key, value in values.items()]
-        outputs = f"hydra.run.dir={_quoted(str(folder / left.FOLDER / 'outputs'))}"
+        own = [f"++{key}={quoted(value)}" for key, value in values.items()]
+        outputs = f"hydra.run.dir={quoted(str(folder / left.FOLDER / 'outputs'))}"
         return Start(command_of(self._trainer, [*own, outputs]), Path(self._trainer.cwd), dict(self._trainer.variables))
 
     def _recorded(self, folder: Path, spec: RunSpec, configuration: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,14 +228,3 @@ def _nothing(folder: Path) -> str:
         "verl ended well and wrote no samples (trainer.rollout_data_dir): did it train a step, and is the check's"
         " folder the same on the host of its main process?"
     )
-
-
-def _quoted(value: object) -> str:
-    """A value of an override, in hydra's grammar."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{','.join(map(_quoted, value))}]"
-    if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return str(value)
