@@ -243,7 +243,7 @@ def claim(folder: Path) -> None:
         raise DumpError(f"{folder}: the dump folder cannot be made ({error.strerror})") from error
     try:
         if not occupied:
-            (folder / MANIFEST).open("xb").close()  # of two processes at the same moment, one has the folder
+            (folder / INDEX).mkdir()  # of two processes at the same moment, one has the folder
     except FileExistsError:
         occupied = True
     except OSError as error:
