@@ -46,20 +46,7 @@ def compose(python: str, folder: Path, name: str, overrides: Sequence[str], env:
         ConfigError: Hydra does not take it, or is not there; says what it said last.
     """
     source = str(folder / f"{name}.yaml")
-    try:
-        done = subprocess.run(
-            [python, "-c", _COMPOSE, str(folder), name, *overrides],
-            env=env,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
-        )
-    except OSError as error:
-        raise ConfigError("the profile", "trainer.python", f"{python} cannot be started ({error.strerror})") from error
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(source, "", f"hydra did not read it within {_SECONDS:g} s") from error
+    done = asked([python, "-c", _COMPOSE, str(folder), name, *overrides], env, _SECONDS, source, "hydra")
     line = next((line for line in done.stdout.splitlines() if line.startswith("composed ")), None)
     if done.returncode == 0 and line is not None:
         found = json.loads(line.partition(" ")[2])
@@ -71,6 +58,41 @@ def compose(python: str, folder: Path, name: str, overrides: Sequence[str], env:
         raise ConfigError("the profile", "trainer.python", problem)
     why = next((line for line in said if line.startswith(("hydra.", "omegaconf."))), said[-1] if said else "no output")
     raise ConfigError(source, "", f"hydra does not take it: {why[:400]}")
+
+
+def asked(
+    command: list[str], env: dict[str, str], seconds: float, source: str, who: str, cwd: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command of the trainer's interpreter that shows a configuration.
+
+    Args:
+        command: Program and arguments.
+        env: Its environment, the whole of it.
+        seconds: How long it may take.
+        source: The configuration, as it is called in an error.
+        who: Who is asked, for an error.
+        cwd: Working folder; None is this process's.
+
+    Raises:
+        ConfigError: It cannot be started, or does not answer in time.
+    """
+    try:
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except OSError as error:
+        problem = f"{command[0]} cannot be started ({error.strerror})"
+        raise ConfigError("the profile", "trainer.python", problem) from error
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(source, "", f"{who} did not show it within {seconds:g} s") from error
 
 
 def quoted(value: object) -> str:

@@ -22,7 +22,7 @@ from probe.launch.mindspeed_rl import MindSpeedRLLauncher
 from probe.launch.observed import why_nothing
 from probe.launch.running import Start
 from probe.launch.verl import VerlLauncher
-from probe.launch.whole import found_command, run_whole, run_with_word
+from probe.launch.whole import found_command, run_whole
 from probe.store.layers import msprobe_missing
 from probe.types import SWITCH_OF_STAGE, RunSpec
 
@@ -145,7 +145,7 @@ class CommandLauncher:
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the command to its end. See ``Launcher``."""
-        run_with_word(self._profile, self.start, folder, spec)
+        run_whole(self._profile, self.start, folder, spec)
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """The command, with ``probe`` importable and the spec in its environment. See ``Launcher``."""
@@ -177,7 +177,7 @@ class ScriptLauncher:
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the command to its end. See ``Launcher``."""
-        run_with_word(self._profile, self.start, folder, spec, partial(why_nothing, folder))
+        run_whole(self._profile, self.start, folder, spec, partial(why_nothing, folder))
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """The command. See ``Launcher``."""

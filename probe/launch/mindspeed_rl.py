@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from probe.config import MindSpeedRLTrainer, Profile
@@ -34,7 +34,7 @@ from probe.launch.mindspeed_requirements import ENVIRONMENT, VARIABLES
 from probe.launch.observed import lasting_offer, why_nothing_of_ranks
 from probe.launch.requirements import Requirement, refuse, unmet, value_at
 from probe.launch.running import MARK, Ended, Start
-from probe.launch.whole import found_command, run_with_word
+from probe.launch.whole import found_command, run_whole
 from probe.masking import is_secret
 from probe.store.adopting import adopt
 from probe.store.layers import msprobe_missing
@@ -64,7 +64,7 @@ class MindSpeedRLLauncher:
 
     def preflight(self) -> list[str]:
         """Refuses a configuration of which two runs cannot be the same, or says what is set. See ``Launcher``."""
-        checkout = self._read()
+        checkout = self._checkout
         script_of(self._trainer, checkout)
         held = lacking(checkout, Path(f"CHECK{os.sep}"))
         if not self._profile.determinism.enforce:
@@ -88,19 +88,19 @@ class MindSpeedRLLauncher:
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the training to its end. See ``Launcher``."""
-        checkout = self._read()
+        checkout = self._checkout
         own = self._own(spec, checkout)
         if self._trainer.depth == "dumps":
             closing = partial(self._adopt, own, checkout)
-            run_with_word(self._profile, self.start, folder, own, partial(_nothing_dumped, folder), closing)
+            run_whole(self._profile, self.start, folder, own, partial(_nothing_dumped, folder), closing)
         else:
-            run_with_word(self._profile, self.start, folder, own, partial(why_nothing_of_ranks, folder))
+            run_whole(self._profile, self.start, folder, own, partial(why_nothing_of_ranks, folder))
         note_finished(folder, spec)  # of what was asked for
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """Writes the run's own configuration, on which the script is started. See ``Launcher``."""
         trainer, check = self._trainer, folder.parent
-        checkout = self._read()
+        checkout = self._checkout
         script = script_of(trainer, checkout)
         held = lacking(checkout, check) if self._profile.determinism.enforce else []
         values = settings(self._profile, trainer, spec, held)
@@ -125,7 +125,9 @@ class MindSpeedRLLauncher:
             ADAPTER if trainer.depth == "trace" else None,
         )
 
-    def _read(self) -> Checkout:
+    @cached_property
+    def _checkout(self) -> Checkout:
+        """The user's configuration; reading it starts the trainer's interpreter."""
         trainer = self._trainer
         configs = self._repo / "configs"
         if not (configs / f"{trainer.config}.yaml").is_file():

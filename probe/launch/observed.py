@@ -146,7 +146,7 @@ def why_nothing_of_ranks(folder: Path) -> str:
     """
     seen = {file.name for file in (folder / _FOLDER).glob("*")}
     if told := problems(folder):
-        return f"nothing was recorded: {'; '.join(told)}"
+        return tell("nothing was recorded: {problems}", problems=join("; ", told))
     if "python" not in seen:
         return tell(
             "no Python process of the trainer reported in: with -I, -E or -S, or a PYTHONPATH of its own, none does"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,11 @@ class VerlLauncher:
 
     def cannot_dump_layers(self) -> str | None:
         """Its profiler has a tool for it since 0.9; whether msprobe is there, trying may tell. See ``Launcher``."""
-        return (msprobe_missing() if self._trainer.python == "python" else None) or cannot_dump(self._composed())
+        return (msprobe_missing() if self._trainer.python == "python" else None) or cannot_dump(self._configuration)
 
     def preflight(self) -> list[str]:
         """Refuses a configuration of which two runs cannot be the same, or says what is set. See ``Launcher``."""
-        configuration = self._composed()
+        configuration = self._configuration
         lacking = unmet(configuration, requirements(configuration))
         if not self._profile.determinism.enforce:
             refuse(SOURCE, configuration, lacking)
@@ -104,15 +104,15 @@ class VerlLauncher:
 
     def run(self, folder: Path, spec: RunSpec) -> None:
         """Runs the training to its end. See ``Launcher``."""
-        configuration = self._composed()
+        configuration = self._configuration
         if spec.dump_stages:
             dumped_steps(self._profile, self._trainer, spec)  # or there is nothing to be had
         closing = partial(self._adopt, folder, spec, configuration)
-        run_whole(self._profile, self.start, folder, spec, partial(_nothing, folder), closing)
+        run_whole(self._profile, self.start, folder, spec, _nothing, closing)
 
     def start(self, folder: Path, spec: RunSpec) -> Start:
         """The overrides of the run, and what they name. See ``Launcher``."""
-        configuration = self._composed()
+        configuration = self._configuration
         lacking = unmet(configuration, requirements(configuration)) if self._profile.determinism.enforce else []
         values = {**{one.key: one.value for one in lacking}, **self._recorded(folder, spec, configuration)}
         own = [f"++{key}={quoted(value)}" for key, value in values.items()]
@@ -178,7 +178,9 @@ class VerlLauncher:
         ranks = world_size(configuration)
         left.adopt_verl(folder, dump, spec.run, spec.configuration, ended.error is None, ranks)
 
-    def _composed(self) -> dict[str, Any]:
+    @cached_property
+    def _configuration(self) -> dict[str, Any]:
+        """What the overrides amount to; asking starts verl's interpreter."""
         env = {**os.environ, **self._profile.determinism.environment, **self._trainer.variables}
         return composed(self._profile, self._trainer, env)
 
@@ -221,9 +223,8 @@ def msprobe_settings(spec: RunSpec) -> dict[str, Any]:
     return {"task": spec.task, "rank": [], "step": [], "level": spec.level, "async_dump": False, spec.task: section}
 
 
-def _nothing(folder: Path) -> str:
+def _nothing() -> str:
     """Why there are no samples of a training that ended well."""
-    del folder
     return (
         "verl ended well and wrote no samples (trainer.rollout_data_dir): did it train a step, and is the check's"
         " folder the same on the host of its main process?"

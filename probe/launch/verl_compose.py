@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from probe.config import Profile, VerlTrainer, read_yaml
 from probe.errors import ConfigError
+from probe.launch.hydra_compose import asked
 from probe.launch.whole import found_command
 
 SOURCE = "verl's configuration"
@@ -39,7 +39,8 @@ def composed(profile: Profile, trainer: VerlTrainer, env: dict[str, str]) -> dic
     """
     said = ""
     for resolve in (["--resolve"], []):  # a value that is still missing cannot be resolved
-        done = _ask(trainer, ["--cfg", "job", *resolve], env)
+        command = command_of(trainer, ["--cfg", "job", *resolve])
+        done = asked(command, env, _SECONDS, SOURCE, trainer.entry, trainer.cwd)
         if done.returncode == 0 and (found := _mapping(done.stdout)) is not None:
             return found
         said = _reason(done.stderr) or _reason(done.stdout) or f"exit status {done.returncode}"
@@ -48,28 +49,6 @@ def composed(profile: Profile, trainer: VerlTrainer, env: dict[str, str]) -> dic
     raise ConfigError(
         SOURCE, "", f"{trainer.python} -m {trainer.entry} --cfg job does not show it, so no training can start: {said}"
     )
-
-
-def _ask(trainer: VerlTrainer, more: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = command_of(trainer, more)
-    try:
-        return subprocess.run(
-            command,
-            cwd=trainer.cwd,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
-        )
-    except OSError as error:
-        raise ConfigError(
-            "the profile", "trainer.python", f"{command[0]} cannot be started ({error.strerror})"
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(SOURCE, "", f"{trainer.entry} did not show it within {_SECONDS:g} s") from error
 
 
 def _mapping(text: str) -> dict[str, Any] | None:

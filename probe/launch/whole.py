@@ -50,7 +50,7 @@ def run_whole(
     why_nothing: Callable[[], str] = _no_probe,
     closing: Callable[[Ended], None] = lambda ended: None,
 ) -> None:
-    """Runs a trainer to its end, and looks at what it recorded.
+    """Runs a trainer to its end, and looks at what it recorded, and at what its processes left word of.
 
     Args:
         profile: The experiment.
@@ -64,13 +64,24 @@ def run_whole(
         TrainerError: It failed, or recorded nothing.
     """
     here = partial(run_here, profile, start)
-    if profile.trainer.nnodes > 1:
-        ended = run_on_all(profile.trainer, folder, spec, here)
-    else:
-        launch = f"{folder.parent.name}-{secrets.token_hex(4)}-{spec.run}"
-        ended = here(folder, spec, launch, lambda: None)
-    closing(ended)
-    dump = Path(spec.dump_path)
+    try:
+        if profile.trainer.nnodes > 1:
+            ended = run_on_all(profile.trainer, folder, spec, here)
+        else:
+            launch = f"{folder.parent.name}-{secrets.token_hex(4)}-{spec.run}"
+            ended = here(folder, spec, launch, lambda: None)
+        closing(ended)
+        _require_whole(profile, Path(spec.dump_path), spec, ended, why_nothing)
+        keep_notes(Path(spec.dump_path), notes(folder))
+        note_finished(folder, spec)
+    finally:
+        if told := problems(folder):
+            mark_incomplete(Path(spec.dump_path), "; ".join(told))
+        forget(folder)
+
+
+def _require_whole(profile: Profile, dump: Path, spec: RunSpec, ended: Ended, why_nothing: Callable[[], str]) -> None:
+    """Raises where a trainer failed, or recorded nothing; marks what is not whole."""
     if ended.error is not None:
         failed = first_failure(ended.failures)
         reason = ended.error if failed is None else failed.sentence
@@ -84,22 +95,3 @@ def run_whole(
     started = (profile.trainer.nproc_per_node or 1) * profile.trainer.nnodes
     if started > 1 and len(found) != started:
         mark_incomplete(dump, f"{started} processes were started, {len(found)} recorded; each opens a Probe")
-    keep_notes(dump, notes(folder))
-    note_finished(folder, spec)
-
-
-def run_with_word(
-    profile: Profile,
-    start: Callable[[Path, RunSpec], Start],
-    folder: Path,
-    spec: RunSpec,
-    why_nothing: Callable[[], str] = _no_probe,
-    closing: Callable[[Ended], None] = lambda ended: None,
-) -> None:
-    """Runs a trainer whose processes leave word of what was not recorded. See ``run_whole``."""
-    try:
-        run_whole(profile, start, folder, spec, why_nothing, closing)
-    finally:
-        if told := problems(folder):
-            mark_incomplete(Path(spec.dump_path), "; ".join(told))
-        forget(folder)
