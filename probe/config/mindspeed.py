@@ -7,12 +7,14 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from probe.config.base import problem_of_text
-from probe.config.trainers import Surrounded
+from probe.config.trainers import PlacedByRay
 
 
-class MindSpeedRLTrainer(Surrounded):
+class MindSpeedRLTrainer(PlacedByRay):
     """MindSpeed-RL, as it is checked out: ``cli/train_grpo.py``, ``train_ppo.py`` or ``train_dapo.py``."""
 
+    workers = "MindSpeed-RL's workers"
+    placed_by = "(rl_config.actor_resource); for several hosts start Ray on them and give ray_address"
     kind: Literal["mindspeed_rl"]
     """Which trainer."""
     repo: str
@@ -52,20 +54,6 @@ class MindSpeedRLTrainer(Surrounded):
         if self.config.endswith((".yaml", ".yml")) or self.config.startswith(("/", ".")):
             given = f"{self.config!r:.80}"
             raise ValueError(f"config: {given} is no hydra name; give it as grpo_qwen25_7b_A3, without .yaml")
-        return self
-
-    @model_validator(mode="after")
-    def _ray_places_its_processes(self) -> MindSpeedRLTrainer:
-        if self.nproc_per_node is not None or self.nnodes > 1 or self.node_rank or self.rdzv_endpoint is not None:
-            raise ValueError(
-                "nproc_per_node, nnodes, node_rank and rdzv_endpoint are torchrun's: Ray places MindSpeed-RL's workers"
-                " (rl_config.actor_resource); for several hosts start Ray on them and give ray_address"
-            )
-        if self.local_dump is not None:
-            raise ValueError(
-                "local_dump: MindSpeed-RL's workers record into the check's folder, which all hosts must share; remove"
-                " the key"
-            )
         return self
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -138,6 +138,28 @@ class Program(Surrounded):
             raise ValueError(
                 f"command: {started} starts several processes by itself; give the script to be run in each, or remove"
                 " nproc_per_node"
+            )
+        return self
+
+
+class PlacedByRay(Surrounded):
+    """A program whose workers Ray places."""
+
+    workers: ClassVar[str]
+    """What they are called."""
+    placed_by: ClassVar[str]
+    """What says how many there are, and where; as it stands behind them in a sentence."""
+
+    @model_validator(mode="after")
+    def _ray_places_its_processes(self) -> PlacedByRay:
+        if self.nproc_per_node is not None or self.nnodes > 1 or self.node_rank or self.rdzv_endpoint is not None:
+            raise ValueError(
+                f"nproc_per_node, nnodes, node_rank and rdzv_endpoint are torchrun's: Ray places {self.workers}"
+                f" {self.placed_by}"
+            )
+        if self.local_dump is not None:
+            raise ValueError(
+                f"local_dump: {self.workers} record into the check's folder, which all hosts must share; remove the key"
             )
         return self
 

@@ -7,15 +7,17 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from probe.config.base import problem_of_text
-from probe.config.trainers import Surrounded
+from probe.config.trainers import PlacedByRay
 
 _OWN = ("global_profiler", "trainer.rollout_data_dir", "trainer.validation_data_dir", "hydra.run.dir")
 """Keys, and sections, of verl's configuration that a check sets itself."""
 
 
-class VerlTrainer(Surrounded):
+class VerlTrainer(PlacedByRay):
     """verl, as it is installed: ``python -m verl.trainer.main_ppo`` with overrides."""
 
+    workers = "verl's workers"
+    placed_by = "(the overrides trainer.n_gpus_per_node and trainer.nnodes)"
     kind: Literal["verl"]
     """Which trainer."""
     overrides: list[str] = Field(default_factory=list)
@@ -42,19 +44,6 @@ class VerlTrainer(Surrounded):
         for key, text in texts.items():
             if problem := problem_of_text(text):
                 raise ValueError(f"{key}: {problem}")
-        return self
-
-    @model_validator(mode="after")
-    def _ray_places_its_processes(self) -> VerlTrainer:
-        if self.nproc_per_node is not None or self.nnodes > 1 or self.node_rank or self.rdzv_endpoint is not None:
-            raise ValueError(
-                "nproc_per_node, nnodes, node_rank and rdzv_endpoint are torchrun's: Ray places verl's workers (the"
-                " overrides trainer.n_gpus_per_node and trainer.nnodes)"
-            )
-        if self.local_dump is not None:
-            raise ValueError(
-                "local_dump: verl's workers write into the check's folder, which all hosts must share; remove the key"
-            )
         return self
 
     @model_validator(mode="after")
