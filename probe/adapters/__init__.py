@@ -4,7 +4,8 @@
 been imported (``bootstrap.WATCHED``). ``script`` is the adapter of torch itself: any script, with no edit.
 ``hf_trainer`` is that of ``transformers.Trainer`` and of TRL's trainers (``training``, ``trl``), to which it gives way
 while they train; ``wrapped`` is the table of their methods that are wrapped.
-``mindspeed_rl`` stands in for the class through which MindSpeed-RL records.
+``mindspeed_rl`` stands in for the class through which MindSpeed-RL records; ``ray_workers`` has Ray's workers end
+their records.
 """
 
 from __future__ import annotations

@@ -78,11 +78,7 @@ class Finder:
 
     def report(self, what: str, text: str = "") -> None:
         """Leaves word for whoever started the script."""
-        try:
-            with open(os.path.join(self._seen, what), "x", encoding="utf-8") as file:
-                file.write(text)
-        except OSError:
-            return  # it was said already, or there is nobody to be told any more
+        leave_word(self._seen, what, text)
 
     def problem(self, text: str) -> None:
         """Leaves word of what keeps the recording from being whole."""
@@ -155,6 +151,21 @@ class Finder:
         finally:
             self._looking.discard(name)
         return None
+
+
+def leave_word(folder: str, what: str, text: str) -> None:
+    """Leaves word for whoever started a script; of the same words, the first stay.
+
+    Args:
+        folder: Where such words are left.
+        what: The word.
+        text: What belongs to it.
+    """
+    try:
+        with open(os.path.join(folder, what), "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        return  # it was said already, or there is nobody to be told any more
 
 
 class Loader(SourceFileLoader):

@@ -12,11 +12,10 @@ import os
 import sys
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probe.adapters import Host
-from probe.adapters.bootstrap import SEEN, SPEC
+from probe.adapters.bootstrap import SEEN, SPEC, leave_word
 from probe.adapters.wrapped import misfits, rows_for
 
 if TYPE_CHECKING:
@@ -127,11 +126,7 @@ def _say(report: _Report, trainer: Any, found: list[str]) -> None:
 
 
 def _leave_word(what: str, text: str) -> None:
-    try:
-        with open(Path(os.environ[SPEC]).parent / SEEN / what, "x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError:
-        return  # it was said already, or there is nobody to be told any more
+    leave_word(os.path.join(os.path.dirname(os.environ[SPEC]), SEEN), what, text)
 
 
 def _problem(text: str) -> None:

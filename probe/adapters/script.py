@@ -21,9 +21,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from probe.adapters import Host
+from probe.adapters.guard import guarded
 from probe.adapters.opening import Opening
 from probe.adapters.steps import Steps
-from probe.errors import FirstdiffError
 
 if TYPE_CHECKING:
     from probe.adapters.naming import Names
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from probe.types import RunSpec
 
 NO_GRAD = ".no_grad"
-MOST_BYTES = 16 << 20
-"""Bytes of a call's inputs, or outputs, that are saved as key data at most: of more, the trace has the digests."""
 
 
 def install(host: Host) -> None:
@@ -203,16 +201,8 @@ class ScriptObserver:
     # ---- what is told to the probe ----
 
     def _safely(self, tell: Callable[..., Any], *args: Any) -> Any:
-        """What cannot be understood ends the observation, and not the script; what cannot be written is the probe's."""
-        try:
-            return tell(*args)
-        except (FirstdiffError, OSError):
-            self._remove()
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever a script's objects raise; it is told)
-            self._remove()
-            self._opening.give_up(error)
-            return None
+        """Ends the observation, and not the script, where something cannot be understood. See ``guarded``."""
+        return guarded(tell, args, self._remove, self._opening.give_up)
 
     def _enter(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
@@ -276,7 +266,7 @@ class ScriptObserver:
         from probe.adapters import seen
 
         traced = self._opening.spec is not None and self._opening.spec.trace
-        found = seen.tensors(values, MOST_BYTES if traced else sys.maxsize)
+        found = seen.tensors(values, seen.MOST_BYTES if traced else sys.maxsize)
         if found:
             probe.save({tag: found["loss"] if list(found) == ["loss"] else found})
 

@@ -10,6 +10,9 @@ from probe.collect.trace.internals import graph_task_running, is_traced_by_jit
 from probe.collect.trace.items import Leaves
 from probe.errors import RecordError
 
+MOST_BYTES = 16 << 20
+"""Bytes of what a call is given, or returns, that are saved as key data at most: of more, the trace has the digests."""
+
 
 def is_real(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call computes something that belongs to the training, here and now.

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from probe.adapters import seen
-from probe.errors import FirstdiffError, RecordError
+from probe.adapters.guard import guarded
+from probe.errors import RecordError
 
 if TYPE_CHECKING:
     from probe.collect import Probe
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 UPDATE = "actor_update"
 EVALUATION = "actor.evaluate"
-MOST_BYTES = 16 << 20
-"""Bytes of a batch that are saved as key data at most, where a trace has the digests of what the model gets."""
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -45,7 +44,7 @@ class Training:
         """Steps that have ended."""
         self.roles: dict[str, torch.nn.Module] = {}
         """What is attached."""
-        self._most = MOST_BYTES
+        self._most = seen.MOST_BYTES
         self._problem = problem
         self._stage = ExitStack()
         self._entered: Counter[str] = Counter()
@@ -68,7 +67,7 @@ class Training:
         Returns:
             What that returns.
         """
-        self.probe, self._most = probe, MOST_BYTES if spec.trace else sys.maxsize
+        self.probe, self._most = probe, seen.MOST_BYTES if spec.trace else sys.maxsize
         self.tell(self.begin)
         try:
             result = train()
@@ -88,7 +87,7 @@ class Training:
         self.trainer.add_callback(self._callback)
 
     def _end(self, error: BaseException | None) -> None:
-        self._close_update(error)
+        self.close_update(error)
         if self._pending and self.on:
             self.tell(self._end_step, error is None)
         self.stop()
@@ -136,7 +135,7 @@ class Training:
 
     def step_ended(self) -> None:
         """The optimizer has made its update."""
-        self._close_update()
+        self.close_update()
         self._pending = True
 
     def _end_step(self, last: bool) -> None:
@@ -146,10 +145,6 @@ class Training:
         self.probe.step(last)
         if self.probe.finished:
             self.stop()
-
-    def close_update(self) -> None:
-        """A micro-batch is done."""
-        self._close_update()
 
     def _attach(self) -> None:
         self.roles = {"actor": self.trainer.model}
@@ -184,7 +179,7 @@ class Training:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """A stage, entered once more."""
-        self._close_update()
+        self.close_update()
         with ExitStack() as stack:
             self.tell(self._enter, stack, name)
             yield
@@ -195,7 +190,7 @@ class Training:
             self.tell(lambda: self.probe.save(values, mask=mask, micro_step=micro_step))
 
     def tell(self, call: Callable[..., Any], *args: Any) -> Any:
-        """What cannot be understood ends the observation, and not the training; what cannot be written is the probe's.
+        """Ends the observation, and not the training, where something cannot be understood. See ``guarded``.
 
         Args:
             call: Tells the probe.
@@ -205,22 +200,22 @@ class Training:
             FirstdiffError: The probe's own.
             OSError: The same.
         """
-        try:
-            return call(*args)
-        except (FirstdiffError, OSError):
-            self.stop()
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever a trainer's objects raise; it is told)
-            self.stop()
-            self._problem(f"the observation of the trainer stopped ({type(error).__name__}: {error})")
-            return None
+        return guarded(call, args, self.stop, self._give_up)
+
+    def _give_up(self, error: Exception) -> None:
+        self._problem(f"the observation of the trainer stopped ({type(error).__name__}: {error})")
 
     def _enter(self, stack: ExitStack, name: str) -> None:
         micro_step = self._entered[name]
         self._entered[name] += 1
         stack.enter_context(self.probe.stage(name, micro_step=micro_step))
 
-    def _close_update(self, error: BaseException | None = None) -> None:
+    def close_update(self, error: BaseException | None = None) -> None:
+        """A micro-batch is done.
+
+        Args:
+            error: Ended it; None where it is whole.
+        """
         stack, self._stage = self._stage, ExitStack()
         if error is None:
             stack.close()
@@ -233,7 +228,7 @@ class Training:
         def compute_loss(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if self.idle:
                 return run(model, inputs, *args, **kwargs)
-            self._close_update()
+            self.close_update()
             self.tell(self._save_batch, inputs)
             self.tell(self._enter, self._stage, UPDATE)
             self._updating = True

@@ -25,7 +25,6 @@ FROM_ELSEWHERE = {
     "probe/language/catalogue.py": "what recall found in the catalogue",
     "probe/report/hints.py": "a hint's text, from hints.json",
     "probe/report/html.py": "what the report's template and script say",
-    "probe/adapters/script.py": "a function of its own that is called tell",
 }
 """Files that make sentences of templates that are no literals there."""
 
