@@ -17,6 +17,10 @@ _LATER = (
     "what the script itself sets comes later: {settings} are not judged here; the notes of a check say what was in"
     " effect after the first training step"
 )
+_NEVER = (
+    "this is the interpreter that trains, asked alone: {settings} are not judged here, and what is in effect in the"
+    " training's workers no check records"
+)
 
 
 def examine() -> dict[str, Any]:
@@ -70,7 +74,8 @@ def examine_profile(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     profile = load_profile(name, list(overrides))
     own = profile.trainer.kind == "integrated"
     found: dict[str, Any] = {"profile": name, "workers": None, "problem": None, "not_in_effect": [], "unlike": []}
-    notes = [] if own else [_LATER.format(settings=", ".join(f"determinism.{key}" for key in OF_A_SCRIPT))]
+    later = _LATER if profile.trainer.workers_are_recorded else _NEVER
+    notes = [] if own else [later.format(settings=", ".join(f"determinism.{key}" for key in OF_A_SCRIPT))]
     if profile.trainer.nnodes > 1:
         notes.append("of several hosts, the workers of this one are asked")
     with tempfile.TemporaryDirectory(prefix="firstdiff-doctor-") as folder:

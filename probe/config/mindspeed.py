@@ -41,6 +41,11 @@ class MindSpeedRLTrainer(PlacedByRay):
         """Where it runs."""
         return self.repo
 
+    @property
+    def workers_are_recorded(self) -> bool:
+        """Where our probe is in them. See ``Launch``."""
+        return self.depth == "trace"
+
     @model_validator(mode="after")
     def _a_process_can_be_started(self) -> MindSpeedRLTrainer:
         single = {"repo": self.repo, "config": self.config, "python": self.python}

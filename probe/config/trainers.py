@@ -43,6 +43,11 @@ class Launch(StrictModel):
     """A folder on each host's own disk to record to; what was recorded is moved to the check's folder when the host's
     processes have ended. null records there at once."""
 
+    @property
+    def workers_are_recorded(self) -> bool:
+        """Whether the processes that train record what is in effect in them."""
+        return True
+
     @model_validator(mode="after")
     def _folder_can_be_made(self) -> Launch:
         _require_text("local_dump", self.local_dump or "")

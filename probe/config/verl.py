@@ -37,6 +37,11 @@ class VerlTrainer(PlacedByRay):
     the weights shows in the samples as soon as another token is drawn, which may take some steps: where the answer is
     that the weights differed before, a larger number looks further back."""
 
+    @property
+    def workers_are_recorded(self) -> bool:
+        """Nothing of ours runs in them. See ``Launch``."""
+        return False
+
     @model_validator(mode="after")
     def _a_process_can_be_started(self) -> VerlTrainer:
         texts = {"python": self.python, "cwd": self.cwd}

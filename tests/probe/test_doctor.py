@@ -89,3 +89,15 @@ def test_a_script_is_asked_as_a_command_is(tmp_path: Path) -> None:
     found = examine_profile(_profile(tmp_path, kind="script", env={"HCCL_DETERMINISTIC": "false"}))
     assert found["problem"] is None
     assert found["not_in_effect"] == ["HCCL_DETERMINISTIC is false, determinism.hccl_deterministic asks for true"]
+
+
+def test_what_no_check_will_say_of_verls_workers_is_not_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "verl_stand_in"))
+    profile = tmp_path / "verl.yaml"
+    profile.write_text("trainer: {kind: verl}\ndeterminism: enforce\n")
+    found = examine_profile(str(profile))
+    assert (list(found["workers"]), found["problem"]) == (["0"], None)
+    (note,) = found["notes"]
+    assert "no check records" in note and "after the first training step" not in note
